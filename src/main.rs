@@ -1,6 +1,6 @@
-//! The `ackwheel` program, and the story of the sidecar: check, build, announce, serve, drain.
+//! The `ackwheel` program, with the life of a sidecar in five steps: check, build, announce, serve, drain.
 //!
-//! `ackwheel serve` runs [`serve`]. Each other verb is a file of `cli`.
+//! `ackwheel serve` runs [`serve`]. The module `cli` has the other verbs.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -34,18 +34,19 @@ fn serve(arguments: Serve) -> Result<(), Failure> {
         tokio::runtime::Builder::new_multi_thread().worker_threads(config.threads).enable_all().build()?;
     runtime.spawn(logging::report_left_out());
     let outcome = runtime.block_on(run_sidecar(config));
-    // Does not wait for a resolver that does not answer; nothing else runs on a blocking thread.
+    // Does not wait for blocking threads: only name lookups run there, and a resolver may never answer.
     runtime.shutdown_background();
     outcome
 }
 
 async fn run_sidecar(config: Config) -> Result<(), Failure> {
     app::raise_open_files_limit(&config);
-    // Before the announcement, so that a process that waits for it can send a signal.
+    // Listen before the announcement: a process that waits for it may send a signal at once.
     let mut signals = StopSignals::listen()?;
     let manager = ServiceManager::of_process();
 
-    // Build. Nothing is accepted and no state file is read before the store is open, so a stop needs no drain.
+    // Build. Before the store is open, the sidecar accepts no connection and reads no state file. So a stop needs no
+    // drain.
     manager.starting("opening the store").await;
     let socket = config.socket.clone();
     let sidecar = tokio::select! {
@@ -68,7 +69,7 @@ async fn run_sidecar(config: Config) -> Result<(), Failure> {
         never = manager.watch(|| health.stalled()) => match never {},
     }
 
-    // Drain, and notify at the same time: a manager that does not listen must not hold up the drain.
+    // Drain and notify the service manager at the same time: a manager that does not respond must not delay the drain.
     let drain = async { tokio::join!(manager.stopping("draining: new messages are refused"), sidecar.drain()).1 };
     tokio::select! {
         drained = drain => drained.map_err(Failure::run),

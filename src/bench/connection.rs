@@ -1,4 +1,4 @@
-//! The sockets of a load: a task for each connection, in rounds of one read and one write.
+//! The sockets of a load. One task per connection works in rounds of one read and one write.
 
 use std::convert::Infallible;
 use std::io;
@@ -20,30 +20,31 @@ use super::traffic::{Traffic, WRITE_AHEAD};
 use crate::client::OpenConnection;
 use crate::ticker::precise_timer::PreciseTimer;
 
-/// How long an answer may take. A server whose store is away holds DelMsgs, and answers them when it is back.
+/// The maximum time for an answer. It is long, because a server whose store is unreachable holds DelMsgs until the
+/// store is back.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Bytes that are read at once. The longest answer, to a DelMsg of 32,768 messages, fits twice.
+/// How many bytes of buffer are reserved for a read. The longest answer, to a DelMsg of 32,768 messages, fits twice.
 const READ_LENGTH: usize = 128 * 1024;
 
-/// The report of a connection that has done the work of the phase, or the error that ended it.
+/// The counters of a connection that has finished a phase, or the error that ended the connection.
 pub(super) type Arrival = Result<Counters, String>;
 
 /// One connection that carries load.
 pub(super) struct Connection {
     shared: Arc<LoadState>,
     number: usize,
-    /// The socket, with the bytes that were read and not yet decoded.
+    /// The socket, with the bytes that were read and are not decoded yet.
     socket: OpenConnection,
-    /// The bytes to write, from `written` on.
+    /// The bytes to write. The first `written` bytes are already written.
     output: BytesMut,
     written: usize,
     traffic: Traffic,
-    /// Fires when requests are due.
+    /// The timer that fires when requests are due.
     timer: PreciseTimer,
-    /// From one firing to the next, in ns; 0 while there is no schedule.
+    /// The time from one firing of `timer` to the next, in ns; 0 if there is no schedule.
     period: u64,
-    /// Fires at the latest when the server has been silent for too long.
+    /// The timer that wakes the task to check how long the server has been silent.
     patience: Pin<Box<Sleep>>,
     heard_at: u64,
 }
@@ -64,7 +65,7 @@ impl Connection {
         }
     }
 
-    /// Does the work of each phase and reports its end, until the load is over.
+    /// Works on each phase and reports its end, until the load is over.
     pub(super) async fn serve(
         mut self,
         mut phases: watch::Receiver<Phase>,
@@ -81,7 +82,7 @@ impl Connection {
             self.start_timer(schedule);
             let outcome = self.work().await.map(|()| self.traffic.counters());
             let lost = outcome.is_err();
-            // The coordinator may have ended.
+            // Sending fails if the coordinator has ended.
             if arrivals.send(outcome).is_err() || lost {
                 return;
             }
@@ -96,7 +97,7 @@ impl Connection {
         }
     }
 
-    /// Makes requests and takes answers, until the phase is done.
+    /// Makes requests and handles answers until the phase is done.
     async fn work(&mut self) -> Result<(), String> {
         loop {
             let now = self.shared.now();
@@ -109,7 +110,7 @@ impl Connection {
         }
     }
 
-    /// Answers the server's Pings, without end.
+    /// Answers the server's Pings until the connection fails.
     async fn rest(&mut self) -> Result<Infallible, String> {
         loop {
             self.exchange().await?;
@@ -125,12 +126,12 @@ impl Connection {
         self.timer.set_every(now, first, Duration::from_nanos(self.period));
     }
 
-    /// Writes the requests and takes some answers, or returns when there is room for more requests.
+    /// Writes requests and handles answers. Returns after a read, or when more requests can be made.
     async fn exchange(&mut self) -> Result<(), String> {
         std::future::poll_fn(|context| self.poll(context)).await?;
         let taken = self.traffic.answers(&self.socket.incoming.bytes, self.shared.now(), &mut self.output)?;
-        // Moved to the front of the buffer: if its begin moved on, rounds would go through more memory than fits the
-        // caches.
+        // Move the rest to the front of the buffer. If the front advanced with each round, the rounds would use more
+        // memory than fits into the caches.
         self.socket.incoming.bytes.copy_within(taken.., 0);
         self.socket.incoming.bytes.truncate(self.socket.incoming.bytes.len() - taken);
         Ok(())
@@ -165,7 +166,7 @@ impl Connection {
         }
         self.output.clear();
         self.written = 0;
-        // TLS may hold bytes back.
+        // TLS may still buffer written bytes.
         pin!(writer.flush()).poll(context)
     }
 
@@ -184,7 +185,7 @@ fn lost(error: &io::Error) -> String {
     format!("a connection was lost: {error}")
 }
 
-/// Serves a connection that only answers Pings. Its end is an error of the load.
+/// Serves a connection that only answers Pings. Records an error if the connection ends.
 pub(super) async fn idle(mut socket: OpenConnection, shared: Arc<LoadState>) {
     let Err(cause) = answer_pings(&mut socket).await;
     shared.errors.record(format!("an idle connection ended: {cause}"));

@@ -1,4 +1,4 @@
-//! Leads a load from its first connection to its report.
+//! Coordinates a load: starts each phase, waits for its end, and makes the report.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,7 +19,7 @@ use crate::protocol::frame::Welcome;
 /// How often progress is reported.
 const REPORT_EVERY: Duration = Duration::from_millis(100);
 
-/// How much longer than the ack timeout a message may take to time out before it is missing.
+/// The time after its ack timeout at which a message that did not time out counts as missing.
 const LENIENCE: Duration = Duration::from_secs(5);
 
 /// The coordinator of a load.
@@ -28,13 +28,13 @@ pub(super) struct Coordinator<'a> {
     pub(super) phases: &'a watch::Sender<Phase>,
     pub(super) arrived: mpsc::UnboundedReceiver<Arrival>,
     pub(super) progress: &'a (dyn Fn(Progress) + Send + Sync),
-    /// The counters of each connection that is done with this phase.
+    /// The counters of the connections that have finished the current phase.
     pub(super) counters_of: Vec<Counters>,
-    /// Frames answered at the last report of progress, and its time.
+    /// The number of answered frames at the last report of progress, and the time of this report.
     pub(super) reported: (u64, u64),
 }
 
-/// The results of a measurement, apart from its times.
+/// The results of a measurement, except the recorded times.
 struct Measured {
     counters_of: Vec<Counters>,
     client_cpu_seconds: f64,
@@ -42,7 +42,7 @@ struct Measured {
 }
 
 impl Coordinator<'_> {
-    /// Leads the load to its end.
+    /// Runs all phases of the load and returns the report.
     pub(super) async fn run(mut self) -> Result<Report, BenchError> {
         let is_wheel = self.shared.options.op == Op::Wheel;
         self.all_arrive("connecting", None).await?;
@@ -65,7 +65,7 @@ impl Coordinator<'_> {
         }
         self.phases.send_replace(Phase::Done);
         if let Some(clock) = clock {
-            // It does not panic, and its errors are noted.
+            // The task does not panic, and it records its own errors.
             let _ = clock.await;
         }
         Ok(self.report(&welcome, measured))
@@ -76,7 +76,7 @@ impl Coordinator<'_> {
         self.phases.send_replace(phase);
     }
 
-    /// Waits until all connections are done with the phase, or until a time, in ns since the load began.
+    /// Waits until all connections have finished the phase, or until the time `until`, in ns since the load began.
     async fn all_arrive(&mut self, stage: &'static str, until: Option<u64>) -> Result<(), BenchError> {
         let begun = (self.shared.now(), self.shared.messages.load(Ordering::Relaxed));
         let mut report = every(REPORT_EVERY);
@@ -95,7 +95,8 @@ impl Coordinator<'_> {
         Ok(())
     }
 
-    /// The share of the phase that is done, if it began at a time, with so many messages answered until then.
+    /// Returns the share of the phase that is done. The phase began at the time `begun_at`, when `begun_with` messages
+    /// were answered.
     fn share(&self, (begun_at, begun_with): (u64, u64)) -> f64 {
         let options = &self.shared.options;
         match *self.phases.borrow() {
@@ -139,10 +140,10 @@ impl Coordinator<'_> {
         asked.map_err(|error| error.to_string())?.map(Some)
     }
 
-    /// Waits until all messages that are left have timed out, or are missing.
+    /// Waits until all remaining messages have timed out or count as missing.
     async fn wait_for_timeouts(&mut self, welcome: &Welcome) {
         let expected: u64 = self.counters_of.iter().map(|counters| counters.left_to_time_out).sum();
-        // The last message has its ack timeout, and up to a tick more.
+        // A message times out at most one tick after its ack timeout.
         let tick = Duration::from_millis(u64::from(welcome.tick_ms));
         let patience = self.shared.options.ack_timeout(welcome) + tick + LENIENCE;
         let end = self.shared.moment(self.shared.now()) + patience;

@@ -1,7 +1,7 @@
 //! Keeps the unanswered requests of a connection, encodes Pings, and checks answers without decoding them.
 //!
-//! A load shares its machine with the server that it measures, so that a frame must cost it some nanoseconds. An answer
-//! that is exactly the expected one is recognised by its bytes. Any other frame is decoded by [`Codec`].
+//! The bench shares its machine with the server that it measures, so it may spend only nanoseconds on a frame. It
+//! recognises an expected answer by its bytes. [`Codec`] decodes any other frame.
 
 use bytes::BytesMut;
 
@@ -11,19 +11,19 @@ use crate::protocol::frame::{
     Body, COUNTED_HEAD_LENGTH, DEFAULT_MAX_FRAME_LENGTH, Frame, FrameType, HEAD_LENGTH, MAX_PING_LENGTH,
 };
 
-/// The outcome of a DelMsg that took the message out of flight.
+/// The number of the outcome "acked" in a DelMsgAnswer.
 const ACKED: u8 = 1;
 
-/// Bytes of an AddNewMsg's body with that many messages.
+/// Returns the length of an AddNewMsg's body with `messages` messages.
 pub(super) const fn add_body_length(messages: usize, with_clients: bool) -> usize {
     8 + messages * if with_clients { 16 } else { 8 }
 }
 
-/// The payload of a Ping behind its number.
+/// The bytes that fill the payload of a Ping after its number.
 const FILLING: [u8; 8] = [0xa5; 8];
 
-/// Appends a Ping that carries a number and, up to `length`, filling. The length is a multiple of 8, from 8 to 64, as
-/// that of every AddNewMsg's body is.
+/// Appends a Ping whose payload of `length` bytes is `number` and filling. `length` must be a multiple of 8 from 8 to
+/// 64, like the length of an AddNewMsg's body.
 pub(super) fn put_ping(out: &mut BytesMut, correlation: u32, number: u64, length: usize) {
     let mut ping = [FILLING[0]; HEAD_LENGTH + MAX_PING_LENGTH];
     ping[..8].copy_from_slice(&begin(HEAD_LENGTH + length, FrameType::Ping, 0).to_be_bytes());
@@ -32,7 +32,7 @@ pub(super) fn put_ping(out: &mut BytesMut, correlation: u32, number: u64, length
     out.extend_from_slice(&ping[..HEAD_LENGTH + length]);
 }
 
-/// The next whole frame at the beginning of the bytes. An error if no frame can have its length.
+/// Returns the complete frame at the front of the bytes, if there is one. Fails if its length is invalid.
 pub(super) fn next_frame(bytes: &[u8]) -> Result<Option<&[u8]>, String> {
     let Some(length) = u32_at(bytes, 0) else { return Ok(None) };
     if (length as usize) < COUNTED_HEAD_LENGTH || length > DEFAULT_MAX_FRAME_LENGTH {
@@ -49,37 +49,37 @@ fn u64_at(frame: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_be_bytes(*frame.get(at..)?.first_chunk()?))
 }
 
-/// The correlation id of a whole frame.
+/// Returns the correlation id of a complete frame.
 pub(super) fn correlation(frame: &[u8]) -> u32 {
     u32_at(frame, 8).unwrap_or_default()
 }
 
-/// The deadline in the answer to an AddNewMsg of `count` messages, if all of them were added.
+/// Returns the deadline in the answer to an AddNewMsg of `count` messages, if all of them were added.
 pub(super) fn added(frame: &[u8], count: u32) -> Option<u64> {
     let length = HEAD_LENGTH + 16 + (count as usize).div_ceil(8);
     let (found, deadline, counts) = (u64_at(frame, 0)?, u64_at(frame, 12)?, u64_at(frame, 20)?);
-    // The lower half of `counts` is the number of those that were re-armed.
+    // The lower half of `counts` is the number of re-armed messages, which must be 0.
     let right = found == begin(length, FrameType::AddNewMsgAnswer, 0)
         && counts == u64::from(count) << 32
         && frame[HEAD_LENGTH + 16..].iter().all(|bits| *bits == 0);
     right.then_some(deadline)
 }
 
-/// Whether the frame answers a DelMsg of `count` messages and all of them were acknowledged.
+/// Returns whether the frame answers a DelMsg of `count` messages, all of which were acknowledged.
 pub(super) fn acked(frame: &[u8], count: u32) -> bool {
     u64_at(frame, 0) == Some(begin(HEAD_LENGTH + 4 + count as usize, FrameType::DelMsgAnswer, 0))
         && u32_at(frame, 12) == Some(count)
         && frame[HEAD_LENGTH + 4..].iter().all(|outcome| *outcome == ACKED)
 }
 
-/// Whether the frame answers the Ping that carried this.
+/// Returns whether the frame answers the Ping with this number and this payload length.
 pub(super) fn echoed(frame: &[u8], number: u64, length: usize) -> bool {
     u64_at(frame, 0) == Some(begin(HEAD_LENGTH + length, FrameType::Pong, 0))
         && u64_at(frame, HEAD_LENGTH) == Some(number)
         && frame[HEAD_LENGTH + 8..].chunks(FILLING.len()).all(|eight| eight == FILLING)
 }
 
-/// Describes a wrong answer. An error if it cannot be decoded.
+/// Describes a wrong answer. Fails if the answer cannot be decoded.
 #[cold]
 pub(super) fn wrong(frame: &[u8], sent: Sent) -> Result<String, String> {
     let request = match sent.kind {
@@ -108,8 +108,8 @@ pub(super) fn wrong(frame: &[u8], sent: Sent) -> Result<String, String> {
     })
 }
 
-/// Takes a frame that answers no request. A Ping is answered in `out`. Returns a fault, if there is one; an error
-/// if it is the last that the connection is good for.
+/// Handles a frame that answers no request. Answers a Ping in `out`. Returns a text if the frame is wrong. Fails if the
+/// connection can no longer be used.
 #[cold]
 pub(super) fn unsolicited(frame: &[u8], out: &mut BytesMut) -> Result<Option<String>, String> {
     let Frame { correlation, body } = decode(frame)?;
@@ -124,7 +124,7 @@ pub(super) fn unsolicited(frame: &[u8], out: &mut BytesMut) -> Result<Option<Str
     }
 }
 
-/// Decodes a whole frame.
+/// Decodes a complete frame.
 fn decode(frame: &[u8]) -> Result<Frame, String> {
     match Codec::default().decode(&mut BytesMut::from(frame)) {
         Ok(Some(Decoded::Frame(frame))) => Ok(frame),
@@ -146,59 +146,59 @@ pub(super) enum Kind {
     Ping,
 }
 
-/// A request on its way. It takes half of a cache line: a load of many connections goes through all that they have had
-/// unanswered before it comes back to the first, and it shares caches with the server.
+/// A request in flight. It takes half of a cache line, because the requests of all connections share the caches with
+/// the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sent {
-    /// When it was sent, or should have been at a fixed rate, in ns since the load began.
+    /// When the request was sent or, at a fixed rate, when it was due, in ns since the load began.
     pub(super) at: u64,
-    /// The number of its first message, or that of the Ping.
+    /// The number of the first message, or the number of the Ping.
     pub(super) first: u64,
     correlation: u32,
-    /// By how much later than `at` it was made, in ns. More than four seconds counts as four: a request may be taken to
-    /// have been made too early, and never too late.
+    /// The time from `at` until the request was made, in ns. A longer time is cut to about four seconds. So the request
+    /// may seem to be made too early, but never too late.
     made_after: u32,
-    /// How many messages it has; 0 once it is answered.
+    /// How many messages the request has; 0 after it is answered.
     pub(super) count: u32,
-    /// Its type.
+    /// The type of the request.
     pub(super) kind: Kind,
 }
 
 const _: () = assert!(size_of::<Sent>() == 32, "two of them are a cache line");
 
 impl Sent {
-    /// A request that was due `at` and made at `made_at`.
+    /// Creates a request that was due at `at` and made at `made_at`.
     pub(super) fn new(kind: Kind, first: u64, count: u32, at: u64, made_at: u64) -> Sent {
         let made_after = u32::try_from(made_at.saturating_sub(at)).unwrap_or(u32::MAX);
         Sent { at, first, correlation: 0, made_after, count, kind }
     }
 
-    /// When it was made: it was sent then, or later.
+    /// Returns when the request was made. It was sent at this time or later.
     pub(super) fn made_at(&self) -> u64 {
         self.at + u64::from(self.made_after)
     }
 }
 
-/// Room for this many times as many requests as may be unanswered: answers may come in any order, and the place of one
-/// that is answered is free only when all before it are.
+/// The number of slots per request of the pipeline. Answers may come in any order, but a slot is free only after all
+/// earlier requests are answered. So answered requests occupy slots for some time.
 const SPARE: usize = 2;
 
-/// Unanswered requests by their correlation id: a ring of places, each found without a search.
+/// The unanswered requests, in a ring of slots. The correlation id gives the slot, so no search is needed.
 #[derive(Debug)]
 pub(super) struct Outstanding {
     slots: Box<[Sent]>,
-    /// How many may be unanswered.
+    /// The pipeline: how many requests may be unanswered.
     pipeline: usize,
-    /// How many are unanswered.
+    /// How many requests are unanswered.
     count: usize,
     /// The sequence number of the next request; its lower half is the correlation id.
     next: u64,
-    /// No request before this one is unanswered.
+    /// The sequence number before which all requests are answered.
     oldest: u64,
 }
 
 impl Outstanding {
-    /// For up to `pipeline` requests; `first` is the first correlation id that may be used.
+    /// Creates a ring for up to `pipeline` unanswered requests. `first` is the first correlation id to use.
     pub(super) fn new(pipeline: usize, first: u32) -> Outstanding {
         let slots = vec![Sent::new(Kind::Add, 0, 0, 0, 0); (pipeline * SPARE).next_power_of_two()];
         let first = u64::from(first);
@@ -209,9 +209,9 @@ impl Outstanding {
         self.count == 0
     }
 
-    /// Whether another request may be made.
+    /// Returns whether another request may be made.
     pub(super) const fn has_room(&self) -> bool {
-        // One place stays free for the correlation id that is skipped.
+        // One slot stays free, because `next_correlation` may skip a correlation id.
         self.count < self.pipeline && self.next - self.oldest < self.slots.len() as u64 - 1
     }
 
@@ -220,7 +220,7 @@ impl Outstanding {
         sequence as usize & (self.slots.len() - 1)
     }
 
-    /// The correlation id that the next request will have. Never 0, under which a server speaks unasked.
+    /// Returns the correlation id of the next request. Skips 0, which the server uses for its own frames.
     #[expect(clippy::cast_possible_truncation, reason = "correlation ids start again after four billion")]
     pub(super) const fn next_correlation(&mut self) -> u32 {
         if self.next as u32 == 0 {
@@ -229,7 +229,7 @@ impl Outstanding {
         self.next as u32
     }
 
-    /// Notes a request, of one message at least, under [`next_correlation`](Outstanding::next_correlation).
+    /// Stores a request of at least one message under the id of [`next_correlation`](Outstanding::next_correlation).
     pub(super) fn push(&mut self, sent: Sent) {
         debug_assert!(sent.count > 0, "a place without messages is free");
         let correlation = self.next_correlation();
@@ -239,7 +239,7 @@ impl Outstanding {
         self.count += 1;
     }
 
-    /// Takes the request out that is answered under this correlation id; none if there is no such request.
+    /// Removes and returns the unanswered request with this correlation id, if there is one.
     pub(super) fn take(&mut self, correlation: u32) -> Option<Sent> {
         let place = self.place(u64::from(correlation));
         let slot = &mut self.slots[place];
@@ -250,7 +250,7 @@ impl Outstanding {
         slot.count = 0;
         self.count -= 1;
         if self.count == 0 {
-            // From the first place on: a load that comes in groups stays in the caches.
+            // Start again at the first slot: if requests come in bursts, the same few slots stay in the caches.
             self.next = self.next.next_multiple_of(self.slots.len() as u64);
             self.oldest = self.next;
             return Some(sent);
@@ -328,7 +328,7 @@ mod tests {
             outcomes[wrong] = AddOutcome::Rearmed;
             let mut answer = encoded(7, Body::AddNewMsgAnswer(AddNewMsgAnswer { deadline: Tick(1), outcomes }));
             assert_eq!(added(&answer, 512), None);
-            // Nor does it help to say that none was re-armed.
+            // The answer stays wrong if its count of re-armed messages becomes 0.
             answer[24..28].fill(0);
             assert_eq!(added(&answer, 512), None);
             for outcome in [DelOutcome::Unknown, DelOutcome::Late, DelOutcome::Withdrawn] {
@@ -411,7 +411,7 @@ mod tests {
         for _ in 0..7 {
             ids.push(outstanding.next_correlation());
             outstanding.push(sent(9));
-            // One is always unanswered.
+            // One request is always unanswered.
             assert_eq!(outstanding.take(ids[ids.len() - 2]).map(|sent| sent.first), Some(9));
         }
         assert_eq!(ids, [u32::MAX - 1, u32::MAX, 1, 2, 3, 4, 5, 6]);
@@ -435,7 +435,7 @@ mod tests {
             }
             assert!(outstanding.is_empty() && outstanding.has_room());
         }
-        // Behind the last correlation id comes 1.
+        // After the last correlation id, the ids start again at 1.
         assert_eq!(places, [11, 12, 13, 0, 1, 2, 1, 2, 3, 0, 1, 2]);
     }
 }

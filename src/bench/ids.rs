@@ -1,44 +1,48 @@
-//! Computes the ids of a load's messages from their numbers: distinct, and as if drawn at random.
+//! Computes the message ids of a load from message numbers. The ids are distinct and look random.
 //!
-//! Message number n of connection c has the id `mix(seed + (c << 40 | n))`. The mixer can be inverted, so that a
-//! message that timed out tells its connection and its number. The load stores counters, not ids, so it can keep
-//! twenty million messages in flight.
+//! Message number n of connection c has the id `mix(seed + (c << 40 | n))`. The mixer is invertible, so the connection
+//! and the number can be computed from the id of a timed-out message. The load stores counters instead of ids, so it
+//! can keep twenty million messages in flight.
 
 use crate::core::{Message, mix};
 
-/// Bits of an id, before it is mixed, that hold the number; those above hold the connection.
+/// The number of low bits that hold the message number in an id before mixing. The higher bits hold the connection.
 const NUMBER_BITS: u32 = 40;
 
-/// Keep the share acknowledged, the clients and the order independent of the ids.
+/// A salt that makes the order of adds and dels independent of the ids.
 const ORDER_SALT: u64 = 0xa076_1d64_78bd_642f;
+/// A salt that makes the choice of acknowledged messages independent of the ids.
 const FATE_SALT: u64 = 0x9e37_79b9_7f4a_7c15;
+/// A salt that makes the clients independent of the ids.
 const CLIENT_SALT: u64 = 0xd1b5_4a32_d192_ed03;
 
-/// The inverses of the multipliers of the mixer.
+/// The inverse of the mixer's first multiplier.
 const FIRST_INVERSE: u64 = 0x96de_1b17_3f11_9089;
+/// The inverse of the mixer's second multiplier.
 const SECOND_INVERSE: u64 = 0x3196_42b2_d24d_8ec3;
 
-/// The number of which [`mix`] made this.
+/// Inverts [`mix`].
 const fn unmix(mixed: u64) -> u64 {
     let number = (mixed ^ mixed >> 31 ^ mixed >> 62).wrapping_mul(SECOND_INVERSE);
     let number = (number ^ number >> 27 ^ number >> 54).wrapping_mul(FIRST_INVERSE);
     number ^ number >> 30 ^ number >> 60
 }
 
-/// Computes the id of each message, and whether it is to be acknowledged.
+/// The rules that determine the id of each message, and whether the load acknowledges the message.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Ids {
     seed: u64,
-    /// A message is to be acknowledged if its hash lies below this.
+    /// The limit for the hash of a message: the load acknowledges messages with a lower hash.
     acked_below: u64,
     pub(super) all_are_acked: bool,
     with_clients: bool,
-    /// A connection beside those of the load, whose messages are all acknowledged: it asks for the tick.
+    /// The number of the extra connection that asks for the current tick. All its messages are acknowledged.
     pub(super) clock_connection: u64,
 }
 
 impl Ids {
-    /// The ids of a load of that many connections of which `acked` is the share to be acknowledged, from 0 to 1.
+    /// Creates the rules of a load with this number of connections. `acked` is the share of messages to acknowledge,
+    /// from 0 to 1.
     pub(super) fn new(seed: u64, acked: f64, with_clients: bool, connections: usize) -> Ids {
         #[expect(
             clippy::cast_possible_truncation,
@@ -56,19 +60,19 @@ impl Ids {
         Message::new(mix(self.seed.wrapping_add(plain)), client)
     }
 
-    /// Whether the message is to be acknowledged, and not left to time out.
+    /// Returns whether the load acknowledges the message. Otherwise the message must time out.
     pub(super) const fn is_acked(&self, connection: u64, number: u64) -> bool {
         self.all_are_acked
             || connection == self.clock_connection
             || mix(self.seed ^ FATE_SALT ^ (connection << NUMBER_BITS | number)) < self.acked_below
     }
 
-    /// A random bit.
+    /// Returns a pseudorandom bit.
     pub(super) const fn draw(&self, connection: u64, number: u64) -> bool {
         mix(self.seed ^ ORDER_SALT ^ (connection << NUMBER_BITS | number)) & 1 == 1
     }
 
-    /// The connection and the number of a message; none if it is not of this load.
+    /// Returns the connection and the number of a message. Returns `None` if the message is not of this load.
     pub(super) fn origin(&self, message: Message) -> Option<(u64, u64)> {
         let plain = unmix(message.msg_id.0).wrapping_sub(self.seed);
         let (connection, number) = (plain >> NUMBER_BITS, plain & ((1 << NUMBER_BITS) - 1));
@@ -77,19 +81,20 @@ impl Ids {
     }
 }
 
-/// Odd, so that no two numbers of a block become the same.
+/// The multiplier that scatters numbers within a block. It is odd, so distinct numbers stay distinct.
 const SCATTER: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The number of the message that is acknowledged in place of number `nth`, where `in_flight` messages are at a time
-/// and `added` have been added.
+/// Returns the number of the message to acknowledge at position `nth`. `in_flight` messages are in flight at a time,
+/// and `added` were added so far.
 ///
-/// Numbers are taken in blocks, a power of two of at most a quarter of what is in flight, and change places within
-/// theirs: a message stays in flight a quarter longer than on average at most. A block of which the end was not added
-/// yet keeps its order, so that nothing is acknowledged before it was added. A connection that begins such a block adds
-/// no more messages.
+/// Numbers are permuted within blocks. The size of a block is a power of two and at most a quarter of `in_flight`. So a
+/// message stays in flight at most a quarter longer than the average. A block whose end is not added yet keeps its
+/// order, so that no message is acknowledged before it is added. A connection begins such a block only after its last
+/// add.
 pub const fn acknowledged(nth: u64, in_flight: u64, added: u64) -> u64 {
     let Some(bits) = (in_flight / 4).checked_ilog2() else { return nth };
-    // The lowest bits are the remainder of a power of two. A division would cost as much as all the rest.
+    // A mask of the low bits gives the position in the block. A division would cost as much as the rest of this
+    // function.
     let within = (1 << bits) - 1;
     let first = nth & !within;
     if first + within >= added {
@@ -148,7 +153,7 @@ mod tests {
             let mut seen: Vec<u64> =
                 steady.clone().map(|nth| acknowledged(nth, in_flight, nth + in_flight + 1)).collect();
             assert!(seen.iter().zip(steady).all(|(number, nth)| *number < nth + in_flight + 1), "{in_flight}");
-            // Then no more are added.
+            // From here on, no more messages are added.
             let added = 20_000 + in_flight;
             seen.extend((20_000..added).map(|nth| acknowledged(nth, in_flight, added)));
             assert!(in_flight < 8 || !seen.is_sorted(), "{in_flight}");

@@ -1,4 +1,5 @@
-//! Two clients beside the load, for the lateness of timeouts: one collects the batches, one asks which tick it is.
+//! Two clients that measure how late timeouts are: one collects the batches, the other asks for the server's current
+//! tick.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,21 +14,22 @@ use super::{BenchError, lost};
 use crate::client::{AddOptions, Client, SubscribeOptions, Subscription};
 use crate::ticker::precise_timer::PreciseTimer;
 
-/// The server is asked for its tick if no answer to the load has named it for so long.
+/// How long the load may go without an answer that tells the current tick. After that, the server is asked for the
+/// tick.
 const UNKNOWN_FOR: Duration = Duration::from_millis(1);
 
-/// It is asked again so long after it has answered: by as much, and what the answer takes, timeouts count as later than
-/// they are.
+/// The pause between an answer and the next question for the tick. The measured lateness is too high by at most this
+/// pause plus the latency of an answer.
 const ASKED_AGAIN: Duration = Duration::from_micros(100);
 
-/// How long a batch waits for its check. A check at once would delay the reading of the next batch, which would then
+/// The delay before a batch is checked. An immediate check would delay the reading of the next batch, which would then
 /// count as late.
 const UNLOOKED_AT: Duration = Duration::from_millis(10);
 
-/// Messages that the subscriber holds unacknowledged.
+/// The credit of the subscriber, in messages.
 const CREDIT: u32 = 262_144;
 
-/// Subscribes, and takes every timeout batch for as long as the runtime lives.
+/// Subscribes and starts a task that collects every timeout batch until the runtime ends.
 pub(super) async fn collect_timeouts(shared: &Arc<LoadState>) -> Result<(), BenchError> {
     let group = SubscribeOptions { credit: CREDIT, ephemeral: true, ..SubscribeOptions::default() };
     let options = &shared.options;
@@ -49,7 +51,7 @@ async fn collect(mut subscription: Subscription, shared: Arc<LoadState>) {
             reconnects = subscription.reconnects();
             shared.errors.record("the subscription was lost, and batches with it");
         }
-        // The next batch is not to wait for this answer: it would count as late.
+        // Acknowledge in another task: a batch that waited for this answer would count as late.
         let shared = Arc::clone(&shared);
         tokio::spawn(async move {
             if let Err(error) = delivered.ack().await {
@@ -61,8 +63,8 @@ async fn collect(mut subscription: Subscription, shared: Arc<LoadState>) {
     }
 }
 
-/// Asks the server for its tick, on a connection of its own, whenever no answer to the load has named it for a while,
-/// until the load is over. The task ends once its last message is deleted.
+/// Opens a connection and starts a task that asks the server for its current tick. The task asks if the load has not
+/// learned the tick for [`UNKNOWN_FOR`]. After the load, it ends when its last message is deleted.
 pub(super) async fn ask_for_ticks(
     shared: &Arc<LoadState>,
     phases: watch::Receiver<Phase>,
@@ -73,7 +75,7 @@ pub(super) async fn ask_for_ticks(
     Ok(tokio::spawn(ask(client, Arc::clone(shared), phases)))
 }
 
-/// Adds a message and deletes it, again and again: the answer to an AddNewMsg names the tick.
+/// Adds and deletes a message again and again: the answer to an AddNewMsg tells the current tick.
 async fn ask(client: Client, shared: Arc<LoadState>, phases: watch::Receiver<Phase>) {
     let options = AddOptions { ack_timeout_ticks: shared.options.ack_timeout_ticks, ..AddOptions::default() };
     let mut timer = PreciseTimer::precise();

@@ -13,17 +13,17 @@ use super::timeouts::Timeouts;
 use crate::clock::Clock;
 use crate::protocol::frame::Welcome;
 
-/// The phase of the whole load: the work of each connection.
+/// The phase of a load, which says what each connection does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Make connections, and answer Pings.
+    /// Open connections and answer Pings.
     Rest,
-    /// Add until the window of the connection is full.
+    /// Add messages until the window of the connection is full.
     Fill,
-    /// Add and delete, or ping, between these times in ns since the load began, and make the requests that were due
-    /// before the end. This phase is measured.
+    /// Add and delete, or ping, between these times in ns since the load began. This phase is measured. Requests that
+    /// were due before the end are still made after it.
     Measure { from: u64, until: u64 },
-    /// Delete the messages that are left.
+    /// Delete the remaining messages.
     Clean,
     /// The load is over.
     Done,
@@ -35,10 +35,11 @@ pub(super) struct LoadState {
     pub(super) options: BenchOptions,
     pub(super) ids: Ids,
     pub(super) errors: Errors,
-    /// Requests answered so far, by all connections, and the messages in them.
+    /// The number of answered requests of all connections.
     pub(super) frames: AtomicU64,
+    /// The number of messages in these requests.
     pub(super) messages: AtomicU64,
-    /// When the latest AddNewMsg was sent whose answer named the tick, in ns since the load began.
+    /// When the latest AddNewMsg was sent whose answer told the current tick, in ns since the load began.
     pub(super) ticked_at: AtomicU64,
     /// A recorder for each thread that makes load.
     pub(super) recorders: Vec<Mutex<Recorder>>,
@@ -50,7 +51,7 @@ pub(super) struct LoadState {
 }
 
 impl LoadState {
-    /// The state of a load that begins now. Its ids are drawn from `seed`.
+    /// Creates the state of a load that begins now. `seed` determines its message ids.
     pub(super) fn new(options: BenchOptions, seed: u64) -> LoadState {
         let ids = Ids::new(seed, options.acked, options.clients, options.connections);
         let clock = Clock::start();
@@ -69,17 +70,17 @@ impl LoadState {
         }
     }
 
-    /// The recorder of the thread that serves a connection.
+    /// Returns the recorder of the thread that serves a connection.
     pub(super) fn recorder(&self, connection: usize) -> &Mutex<Recorder> {
         &self.recorders[connection % self.recorders.len()]
     }
 
-    /// The time in ns since the load began.
+    /// Returns the time in ns since the load began.
     pub(super) fn now(&self) -> u64 {
         u64::try_from(self.clock.now().duration_since(self.begun).as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// The moment so many ns after the beginning.
+    /// Returns the moment that is `at` ns after the load began.
     pub(super) fn moment(&self, at: u64) -> Instant {
         self.begun + Duration::from_nanos(at)
     }

@@ -1,4 +1,4 @@
-//! Makes load over the real protocol, from one process, and checks every answer: `ackwheel bench`.
+//! `ackwheel bench`: generates load over the real protocol from one process, and checks every answer.
 //!
 //! ```text
 //!   run ── coordinator: phases, progress, timeouts, the server's figures       (one thread)
@@ -10,12 +10,12 @@
 //!    │                 sockets
 //! ```
 //!
-//! A load shares its machine with the server, so it must cost less than the server. Answers are checked in place
-//! (`frames`), ids are computed and not stored (`ids`), and the clock is read once a round. Answers that came together
-//! to requests that were sent together are one record.
+//! The bench often shares its machine with the server, so it must use less CPU time than the server. It checks answers
+//! in place (`frames`), computes ids instead of storing them (`ids`), and reads the clock once per round. Requests that
+//! are sent together and answered together are one record of a histogram.
 //!
-//! A load fills the wheel to [`BenchOptions::in_flight`], is measured for [`BenchOptions::seconds`], deletes the
-//! messages that are left, and waits for those that must time out.
+//! A load is one run of the bench. It fills the wheel to [`BenchOptions::in_flight`] messages and measures for
+//! [`BenchOptions::seconds`]. Then it deletes the remaining messages and waits for those that must time out.
 //!
 //! ```no_run
 //! use ackwheel::bench::{self, BenchOptions};
@@ -49,16 +49,17 @@ pub use workers::run;
 #[doc(hidden)]
 pub use workers::stay_awake;
 
-/// Why there is no report.
+/// The reason why there is no report.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
-    /// The options are not possible. The text names the flag, and a value that is possible.
+    /// An option is not possible. The text names the flag and a possible value.
     #[error("{0}")]
     Options(String),
-    /// A connection could not be made, or was lost: the rest of the load would be another load.
+    /// A connection could not be opened or was lost. The bench ends, because fewer connections would make a different
+    /// load.
     #[error("{0}")]
     Connection(String),
-    /// The operating system gave no thread or no timer.
+    /// The operating system could not create a thread or a timer.
     #[error("the load cannot be started: {0}")]
     Start(#[from] std::io::Error),
 }
@@ -66,11 +67,11 @@ pub enum BenchError {
 /// The progress of a bench, reported about ten times a second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Progress {
-    /// Its stage: connecting, filling, measuring, deleting or timing out.
+    /// The stage: connecting, filling, measuring, deleting or timing out.
     pub stage: &'static str,
-    /// How much of that is done, from 0 to 1.
+    /// The share of the stage that is done, from 0 to 1.
     pub share: f64,
-    /// Requests answered per second since the last time.
+    /// Requests answered per second since the last report of progress.
     pub frames_per_second: f64,
 }
 

@@ -1,4 +1,4 @@
-//! The options of a bench, which are flags of `ackwheel bench` too, and their checks.
+//! The options of a bench, which are also flags of `ackwheel bench`, and their checks.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -38,15 +38,16 @@ pub enum Order {
 /// The options of a bench. The defaults are those of `ackwheel bench`, and the texts are its help.
 #[derive(Args, Clone, Debug, Serialize)]
 pub struct BenchOptions {
-    /// The sidecar.
+    /// The address of the sidecar.
     #[arg(skip = Address::Tcp { host: "127.0.0.1".to_owned(), port: 7415 })]
     #[serde(skip)]
     pub address: Address,
-    /// The token, TLS and the connect timeout. A bench sets its own name and request timeout.
+    /// The token, the TLS certificates and the connect timeout. A bench sets its own name and request timeout.
     #[arg(skip)]
     #[serde(skip)]
     pub client: ClientOptions,
-    /// The admin endpoints of the sidecar, as host:port, for the figures of the server; none to do without.
+    /// The admin address of the sidecar, as host:port. `None` leaves the server's CPU time and memory out of the
+    /// report.
     #[arg(skip = Some("127.0.0.1:7416".to_owned()))]
     #[serde(skip)]
     pub admin: Option<String>,
@@ -117,28 +118,30 @@ impl Default for BenchOptions {
     }
 }
 
-/// The longest time to measure: a week.
+/// The maximum time to measure, in seconds: one week.
 const MAX_SECONDS: f64 = 7.0 * 86_400.0;
 
-/// Beyond these no machine has the ports, or the memory for what is unanswered.
+/// The maximum number of connections: no machine has more ports.
 const MAX_CONNECTIONS: usize = 65_536;
+/// The maximum number of unanswered requests per connection, which limits the memory for them.
 const MAX_PIPELINE: usize = 65_536;
 
-/// Requests of one connection that may be unanswered by default.
+/// The default number of requests of one connection that may be unanswered.
 const PIPELINE: usize = 256;
 
-/// More often than this no machine looks at its timers, and more seldom it is no rate.
+/// The range of `--burst-every`. No machine checks its timers more often than the minimum. Beyond the maximum, the load
+/// would be a few large bursts instead of a rate.
 const BURST_EVERY: RangeInclusive<Duration> = Duration::from_micros(100)..=Duration::from_secs(1);
 
 impl BenchOptions {
-    /// Checks that some server can do this.
+    /// Checks that the options are possible for some server.
     pub(super) fn check(&self) -> Result<(), String> {
         for (flag, value, most) in [
             ("--connections", self.connections, MAX_CONNECTIONS),
             ("--pipeline", self.pipeline.unwrap_or(1), MAX_PIPELINE),
             ("--ids-per-frame", self.ids_per_frame, MAX_MESSAGES),
             ("--threads", self.threads, self.connections),
-            // None is as good.
+            // 0 idle connections are also possible.
             ("--idle-connections", self.idle_connections.max(1), MAX_CONNECTIONS),
         ] {
             if !(1..=most).contains(&value) {
@@ -173,7 +176,7 @@ impl BenchOptions {
         Ok(())
     }
 
-    /// Checks that the server with this Welcome can do this.
+    /// Checks that the options are possible for the server with this Welcome.
     pub(super) fn check_with(&self, welcome: &Welcome) -> Result<(), String> {
         if self.op == Op::Ping {
             return Ok(());
@@ -204,39 +207,41 @@ impl BenchOptions {
         Ok(())
     }
 
-    /// Requests of one connection that may be unanswered.
+    /// Returns how many requests of one connection may be unanswered.
     pub(super) fn pipeline(&self) -> usize {
         self.pipeline.unwrap_or_else(|| {
-            // A connection that has to wait for answers before it may go on would be another load: one with a limit.
+            // At a fixed rate, waiting for answers must not limit the load. So the pipeline holds two bursts of
+            // requests.
             let pairs = self.schedule(0, 0).map_or(0, |schedule| schedule.burst);
             let requests = pairs.saturating_mul(if self.op == Op::Ping { 2 } else { 4 });
             usize::try_from(requests).unwrap_or(MAX_PIPELINE).clamp(PIPELINE, MAX_PIPELINE)
         })
     }
 
-    /// The schedule of a connection that begins at a time, in ns since the load began; none without a rate.
+    /// Returns the schedule of a connection that begins at `from`, in ns since the load began. Returns `None` without a
+    /// fixed rate.
     pub(super) fn schedule(&self, connection: usize, from: u64) -> Option<Schedule> {
         let messages = if self.op == Op::Ping { 1 } else { self.ids_per_frame };
         let per_second = as_float(self.rate?) / as_float(messages as u64);
         Some(Schedule::new(from, per_second, self.burst_every, connection, self.connections))
     }
 
-    /// How many ticks the messages may stay in flight on that server.
+    /// Returns the ack timeout at this server, in ticks.
     pub(super) fn ticks(&self, welcome: &Welcome) -> u16 {
         self.ack_timeout_ticks.unwrap_or(welcome.slots)
     }
 
-    /// How long the messages may stay in flight on that server.
+    /// Returns the ack timeout at this server.
     pub(super) fn ack_timeout(&self, welcome: &Welcome) -> Duration {
         Duration::from_millis(u64::from(self.ticks(welcome)) * u64::from(welcome.tick_ms))
     }
 
-    /// Bytes that a Ping carries in place of an AddNewMsg's body.
+    /// Returns the length of a Ping's payload: that of an AddNewMsg's body, but at most [`MAX_PING_LENGTH`].
     pub(super) fn ping_length(&self) -> usize {
         add_body_length(self.ids_per_frame, self.clients).min(MAX_PING_LENGTH)
     }
 
-    /// The share of --in-flight of one connection.
+    /// Returns how many of the `in_flight` messages one connection keeps in flight.
     pub(super) fn share_of(&self, connection: usize) -> u64 {
         let (connections, connection) = (self.connections as u64, connection as u64);
         self.in_flight / connections + u64::from(connection < self.in_flight % connections)

@@ -1,29 +1,29 @@
-//! Records what a load measures: latencies, when the server was at each tick, counters, and errors.
+//! Records the measurements of a load: latencies, times of ticks, counters and errors.
 
 use std::fmt::Display;
 
 use hdrhistogram::Histogram;
 use parking_lot::Mutex;
 
-/// The longest latency that the histograms distinguish, in ns: a minute. Longer ones count as a minute.
+/// The maximum latency that the histograms distinguish, in ns: one minute. A longer latency counts as one minute.
 const LONGEST: u64 = 60_000_000_000;
 
-/// Digits that are kept of a latency.
+/// The number of significant digits of a latency.
 const DIGITS: u8 = 3;
 
-/// A histogram of times in ns.
+/// Creates a histogram of times in ns.
 pub(super) fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, LONGEST, DIGITS).expect("the bounds are constants that fit each other")
 }
 
-/// The times that a thread has measured.
+/// The times that one thread has measured.
 #[derive(Debug)]
 pub(super) struct Recorder {
     /// Latencies of AddNewMsg, or of Ping.
     pub(super) adds: Histogram<u64>,
     /// Latencies of DelMsg.
     pub(super) dels: Histogram<u64>,
-    /// When the server was at each deadline.
+    /// The time at which the last request with each deadline was sent.
     pub(super) tick_times: TickTimes,
 }
 
@@ -34,7 +34,7 @@ impl Default for Recorder {
 }
 
 impl Recorder {
-    /// Adds what another has recorded.
+    /// Adds the records of another recorder.
     pub(super) fn merge(&mut self, other: &Recorder) {
         for (all, one) in [(&mut self.adds, &other.adds), (&mut self.dels, &other.dels)] {
             all.add(one).expect("all histograms have the same bounds");
@@ -43,17 +43,17 @@ impl Recorder {
     }
 }
 
-/// Answers that came together to requests that were sent together: one record, however many they are.
+/// Requests that were sent together and answered together. The histogram counts them in one call.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Run {
     /// When the requests were sent, in ns since the load began.
     pub(super) sent_at: u64,
-    /// How many there are.
+    /// The number of requests.
     pub(super) count: u64,
 }
 
 impl Run {
-    /// Counts an answer; if the run so far was sent at another time, that is recorded first.
+    /// Adds an answer to the run. If the run was sent at another time, first records the run and starts a new one.
     pub(super) fn extend(&mut self, sent_at: u64, now: u64, histogram: &mut Histogram<u64>) {
         if self.sent_at != sent_at {
             self.record(now, histogram);
@@ -64,7 +64,7 @@ impl Run {
 
     /// Records the run, and starts an empty one.
     pub(super) fn record(&mut self, now: u64, histogram: &mut Histogram<u64>) {
-        // Nothing recorded at a value would still make it the greatest.
+        // A record with a count of 0 would still change the maximum.
         if self.count > 0 {
             histogram.saturating_record_n(now.saturating_sub(self.sent_at), self.count);
             self.count = 0;
@@ -72,19 +72,19 @@ impl Run {
     }
 }
 
-/// When the server still was at a deadline: for each deadline answered, when the last request was sent that got it.
+/// For each deadline, the time at which the last request was sent that got this deadline.
 ///
-/// All messages of a load have the same ack timeout k, so a deadline d says that the tick due was d - k. It cannot have
-/// moved on before the latest request was sent that was still answered with it.
+/// All messages of a load have the same ack timeout k. So a deadline d tells that the server's current tick was d - k.
+/// This tick cannot have ended before the last request with deadline d was sent.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TickTimes {
-    /// Deadlines in the order in which they were answered, and the times of the requests. A deadline comes again where
-    /// answers with another were in between.
+    /// Pairs of deadline and sending time, in the order of the answers. A deadline appears again if answers with
+    /// another deadline came in between.
     seen: Vec<(u64, u64)>,
 }
 
 impl TickTimes {
-    /// A request that was sent at `sent_at`, in ns since the load began, was answered with this deadline.
+    /// Records that a request, sent at `sent_at` in ns since the load began, got this deadline.
     pub(super) fn record(&mut self, deadline: u64, sent_at: u64) {
         match self.seen.last_mut() {
             Some((latest, latest_at)) if *latest == deadline => *latest_at = sent_at.max(*latest_at),
@@ -92,18 +92,18 @@ impl TickTimes {
         }
     }
 
-    /// When the latest request was sent of those that got the deadline answered last.
+    /// Returns when the last request was sent that got the most recent deadline.
     pub(super) fn latest_at(&self) -> u64 {
         self.seen.last().map_or(0, |(_, sent_at)| *sent_at)
     }
 
-    /// Adds what another has seen.
+    /// Adds the times of another thread.
     pub(super) fn merge(&mut self, other: &TickTimes) {
         self.seen.extend_from_slice(&other.seen);
     }
 
-    /// The latest time at which the deadline answered was surely not yet beyond `deadline`; none if no request was
-    /// answered with it or an earlier one.
+    /// Returns the latest time at which a request was sent that got `deadline` or an earlier deadline. Returns `None`
+    /// if there is no such request.
     pub(super) fn last_at_or_before(&self, deadline: u64) -> Option<u64> {
         self.seen.iter().filter(|(seen, _)| *seen <= deadline).map(|(_, sent_at)| *sent_at).max()
     }
@@ -114,21 +114,21 @@ impl TickTimes {
 pub(super) struct Counters {
     /// The number of the connection.
     pub(super) connection: usize,
-    /// Messages added while it was measured.
+    /// Messages added during the measurement.
     pub(super) added: u64,
-    /// Messages acknowledged while it was measured.
+    /// Messages acknowledged during the measurement.
     pub(super) acked: u64,
-    /// Requests answered while it was measured.
+    /// Requests answered during the measurement.
     pub(super) frames: u64,
-    /// Pairs, or Pings, that were due at a fixed rate and never made.
+    /// Pairs or Pings that were due at a fixed rate and never made.
     pub(super) not_made: u64,
-    /// Messages in flight that are not to be acknowledged, since the beginning.
+    /// Messages added since the load began that must time out.
     pub(super) left_to_time_out: u64,
-    /// Numbers that were given to messages, since the beginning.
+    /// Message numbers used since the load began.
     pub(super) numbers: u64,
 }
 
-/// How many different texts are kept.
+/// How many different error texts are kept.
 const KEPT: usize = 8;
 
 /// The errors of a load.
@@ -138,13 +138,13 @@ pub(super) struct Errors {
 }
 
 impl Errors {
-    /// Counts an error. A text that is known already is not kept again.
+    /// Counts an error. Keeps its text if the text is new and there is room.
     pub(super) fn record(&self, text: impl Into<String>) {
         let text = text.into();
         self.count(|known| *known == text, || text.clone());
     }
 
-    /// Counts an error of a kind; only the first example is kept.
+    /// Counts an error of a kind. Keeps only the first example of each kind.
     pub(super) fn record_kind(&self, kind: &str, example: impl Display) {
         self.count(|known| known.starts_with(kind), || format!("{kind} ({example})"));
     }
@@ -157,7 +157,7 @@ impl Errors {
         }
     }
 
-    /// How many there were, and the first different ones.
+    /// Returns how many errors there were, and the first different texts.
     pub(super) fn first(&self) -> (u64, Vec<String>) {
         self.inner.lock().clone()
     }

@@ -10,42 +10,43 @@ use ureq::http::StatusCode;
 
 use super::BenchOptions;
 
-/// The report of a bench. Its JSON has these names.
+/// The report of a bench. The names of its fields are the keys of the JSON.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// The options.
+    /// The options of the bench.
     #[serde(flatten)]
     pub options: BenchOptions,
-    /// How often each connection had requests due, in ms; none where it was as fast as possible.
+    /// The option `burst_every` in ms; `None` without a fixed rate.
     pub burst_every_ms: Option<f64>,
-    /// Messages added and finished per second; none for Pings.
+    /// Pairs of an added and a finished message, per second; `None` for Pings.
     pub pairs_per_second: Option<f64>,
     /// Requests answered per second.
     pub frames_per_second: f64,
-    /// Pairs, or Pings, that were due at a fixed rate and never made, since the server was slower, or this load. Their
-    /// latency counts until the load gave them up: it is understated.
+    /// Pairs or Pings that were due at a fixed rate and never made, because the server or the bench was too slow. Their
+    /// latency counts until the bench gave them up, so it is understated.
     pub not_made: u64,
-    /// From request to answer, in us; at a fixed rate from when the request was due. The keys are `add`, `del` and
-    /// `ping`. A request that was not made is left out.
+    /// The latency from request to answer, in us. At a fixed rate, it counts from the time at which the request was
+    /// due. The keys are `add`, `del` and `ping`, without the kinds of request that were not made.
     pub latency_us: BTreeMap<&'static str, Latency>,
-    /// From the end of a tick to the arrival of its batch, in ms, counted per message; none where nothing timed out. It
-    /// is overstated by at most the time from one AddNewMsg to the next and the latency of one, never understated.
+    /// The time from the end of a tick to the arrival of its batch, in ms, counted per message; `None` if nothing timed
+    /// out. The time is never understated. It is overstated at most by the time between two AddNewMsgs plus the latency
+    /// of one.
     pub timeout_lateness_ms: Option<Latency>,
-    /// Messages that timed out, none of which was to be acknowledged.
+    /// How many messages of this load timed out, as they had to.
     pub timed_out: u64,
-    /// Messages that timed out at the same server and were not of this load.
+    /// How many messages of other clients timed out at the same server.
     pub timed_out_of_others: u64,
-    /// Batches that were delivered more than once.
+    /// How many times a batch was redelivered.
     pub redelivered_batches: u64,
-    /// Errors: answers with a wrong outcome, refusals, missing messages.
+    /// The number of errors: answers with a wrong outcome, refusals, missing messages.
     pub errors: u64,
-    /// The first different ones.
+    /// The first different error texts.
     pub error_texts: Vec<String>,
-    /// CPU time of this process while it was measured, in seconds.
+    /// The CPU time of this process during the measurement, in seconds.
     pub client_cpu_seconds: f64,
-    /// The server's own figures; none where its admin endpoint was not asked or not reached.
+    /// The server's own figures; `None` if its admin endpoint was not asked or not reached.
     pub server: Option<ServerFigures>,
-    /// Why there are none.
+    /// The reason why the server's figures are missing.
     #[serde(skip)]
     pub server_problem: Option<String>,
 }
@@ -53,19 +54,20 @@ pub struct Report {
 /// The quantiles of a time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Latency {
-    /// Half of them are at most this.
+    /// The median.
     pub p50: f64,
-    /// 99 % of them.
+    /// The 99th percentile.
     pub p99: f64,
-    /// 99.9 % of them; none for the lateness of timeouts.
+    /// The 99.9th percentile; `None` for the lateness of timeouts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub p999: Option<f64>,
-    /// All of them.
+    /// The maximum.
     pub max: f64,
 }
 
 impl Latency {
-    /// That of a histogram in ns, in a unit of so many ns; none if nothing is in it.
+    /// Returns the quantiles of a histogram of times in ns. Converts them to a unit of `unit` ns. Returns `None` if the
+    /// histogram is empty.
     pub(super) fn of(histogram: &Histogram<u64>, unit: f64) -> Option<Latency> {
         #[expect(clippy::cast_precision_loss, reason = "a histogram holds 60 s at most")]
         let at = |quantile| histogram.value_at_quantile(quantile) as f64 / unit;
@@ -74,22 +76,22 @@ impl Latency {
     }
 }
 
-/// The resources that the server used, by its own metrics.
+/// The resources that the server used, according to its metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct ServerFigures {
-    /// CPU time while it was measured.
+    /// The CPU time of the measurement, in seconds.
     pub cpu_seconds: f64,
-    /// Resident memory at the end of that time.
+    /// The resident memory at the end of the measurement, in bytes.
     pub rss_bytes: u64,
 }
 
-/// How long the server may take to report its figures.
+/// The timeout of a request for the server's figures.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 const CPU: &str = "process_cpu_seconds_total";
 const MEMORY: &str = "process_resident_memory_bytes";
 
-/// Asks the admin endpoint at this address for the figures since the start of the server. Blocks.
+/// Reads the figures since the start of the server from its admin endpoint. Blocks.
 pub(super) fn of_server(admin: &str) -> Result<ServerFigures, String> {
     let url = format!("http://{admin}/metrics");
     let (_, text) = get(&url, PATIENCE)?;
@@ -98,9 +100,10 @@ pub(super) fn of_server(admin: &str) -> Result<ServerFigures, String> {
     })
 }
 
-/// The answer of an admin endpoint: its status and its text. Blocks.
+/// Sends a GET request to an admin endpoint. Returns the status and the text of the answer. Blocks.
 pub(crate) fn get(url: &str, timeout: Duration) -> Result<(StatusCode, String), String> {
-    // The sidecar is near: no proxy lies between. The text of an error status is worth reading.
+    // The sidecar is on the same network, so no proxy is used. An error status is no failure here, because its text is
+    // useful.
     let config =
         ureq::Agent::config_builder().timeout_global(Some(timeout)).proxy(None).http_status_as_error(false);
     let answer = ureq::Agent::new_with_config(config.build()).get(url).call();

@@ -2,27 +2,26 @@
 
 use std::time::Duration;
 
-/// Connections whose groups of requests would begin within so many ns are due together. The bench shares its machine
-/// with the server, and a wake-up for each connection costs both as much as dozens of requests.
+/// The length of a round, in ns. If the first bursts of several connections fall into the same round, they begin
+/// together. One wake-up per connection would cost the bench and the server as much as dozens of requests.
 const ROUND: u64 = 250_000;
 
-/// The schedule of one connection. Requests that would be due shortly after each other are due together, as a burst: a
-/// logic node that pushes thousands of messages a second does not write them one by one either. Where the server is
-/// slower than the rate the schedule does not wait for it: latency counts from when a request was due, so that a server
-/// that stalled cannot hide how many would have waited.
+/// The schedule of one connection. Requests that would be due shortly after each other are due together, as a burst. A
+/// busy logic node also writes many messages at once. The schedule does not wait for a slow server: latency counts from
+/// the time at which a request was due. So a stalled server cannot hide the requests that would have waited.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Schedule {
-    /// When the first burst is due, in ns since the load began.
+    /// The time at which the first burst is due, in ns since the load began.
     first: f64,
-    /// ns from one burst to the next.
+    /// The time from one burst to the next, in ns.
     interval: f64,
-    /// Requests that are due together.
+    /// The number of requests in a burst.
     pub(super) burst: u64,
-    /// Bursts that were made.
+    /// The number of completed bursts.
     bursts: u64,
-    /// Requests that were made of the one that is next.
+    /// The number of requests that were made of the current burst.
     made: u64,
-    /// When that one is due, in ns since the load began.
+    /// The time at which the current burst is due, in ns since the load began.
     pub(super) due_at: u64,
 }
 
@@ -33,9 +32,9 @@ pub(super) struct Schedule {
     reason = "2^53 ns are a hundred days, no time is negative, and a burst has a length"
 )]
 impl Schedule {
-    /// The schedule of connection `connection` of `connections` that make `per_second` requests together, evenly
-    /// spread, from `from` on; those that fall into the time `every` are one burst, and bursts begin where a [`ROUND`]
-    /// does.
+    /// Creates the schedule of connection number `connection`. From the time `from`, all `connections` together make
+    /// `per_second` requests, evenly spread. Requests that fall into the same period of `every` are one burst. The
+    /// first burst begins a multiple of [`ROUND`] after `from`.
     pub(super) fn new(
         from: u64,
         per_second: f64,
@@ -51,7 +50,8 @@ impl Schedule {
         Schedule { first, interval, burst, bursts: 0, made: 0, due_at: first as u64 }
     }
 
-    /// From one burst to the next, in ns, rounded up: a check too early would find nothing due.
+    /// Returns the time from one burst to the next, in ns. It is rounded up, because an early check would find no
+    /// request due.
     pub(super) fn period(&self) -> u64 {
         (self.interval.ceil() as u64).max(1)
     }
@@ -64,14 +64,14 @@ impl Schedule {
         }
     }
 
-    /// Gives up the rest of the next burst; returns how many requests that is.
+    /// Skips the rest of the current burst. Returns how many requests were skipped.
     pub(super) fn skip(&mut self) -> u64 {
         let left = self.burst - self.made;
         self.begin_next();
         left
     }
 
-    /// Computed once a burst: a load asks for each request when it is due.
+    /// Moves to the next burst. Its due time is computed only here, because the load reads it for every request.
     fn begin_next(&mut self) {
         self.bursts += 1;
         self.made = 0;
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn a_connection_that_asks_often_asks_in_bursts_and_no_faster() {
-        // 16 connections with 100,000 requests a second each, the ninth half of a period after the first.
+        // 16 connections make 100,000 requests a second each. The ninth begins half a period after the first.
         for (every_ms, together) in [(4, 400), (16, 1_600)] {
             let mut schedule = Schedule::new(0, 1.6e6, Duration::from_millis(every_ms), 8, 16);
             assert_eq!(schedule.burst, together);
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn connections_whose_bursts_begin_in_the_same_round_make_them_together() {
-        // 64 connections with a burst every 4 ms each: one after the other they would be 62.5 us apart.
+        // 64 connections make a burst every 4 ms each. Without rounds, their bursts would be 62.5 us apart.
         let due = |burst: u32| -> Vec<u64> {
             let next = |connection| {
                 let mut schedule = Schedule::new(7, 64_000.0, Duration::from_millis(4), connection, 64);

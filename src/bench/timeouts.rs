@@ -1,4 +1,5 @@
-//! Checks the messages that time out: each exactly once, none that was acknowledged, none before its time.
+//! Checks the messages that time out. A message that is not acknowledged must time out exactly once, and not too early.
+//! An acknowledged message must not time out.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -11,20 +12,21 @@ use crate::client::Delivered;
 use crate::core::BatchId;
 use crate::protocol::frame::TimeoutBatch;
 
-/// The error if a message times out before the load deletes it: too many are in flight, or the server is wrong.
+/// The error text if a message times out that the load must acknowledge. Either too many messages are in flight, or the
+/// server is wrong.
 const EARLY_FOR_US: &str = "a message timed out though it was to be acknowledged: if that came too late, keep fewer \
                             --in-flight, or raise --ack-timeout-ticks";
 
-/// A set of numbers: a bit for each.
+/// A set of numbers, stored as one bit per number.
 #[derive(Debug, Default)]
 struct Numbers {
     words: Vec<u64>,
-    /// One more than the greatest; 0 where there is none.
+    /// The greatest number plus one; 0 if the set is empty.
     end: u64,
 }
 
 impl Numbers {
-    /// Inserts a number; whether it is new.
+    /// Inserts a number. Returns whether the number is new.
     fn insert(&mut self, number: u64) -> bool {
         let place = usize::try_from(number / 64).expect("it counts messages that this machine made");
         if place >= self.words.len() {
@@ -38,7 +40,7 @@ impl Numbers {
     }
 }
 
-/// The messages of one batch, and the time of its arrival.
+/// The number of messages in a batch, its tick, and the time of its arrival.
 #[derive(Clone, Copy, Debug)]
 struct Arrived {
     tick: u64,
@@ -46,21 +48,21 @@ struct Arrived {
     messages: u64,
 }
 
-/// The messages that timed out so far.
+/// The record of all messages that have timed out.
 #[derive(Debug, Default)]
 pub(super) struct Timeouts {
     ids: Ids,
-    /// The numbers of the messages of each connection.
+    /// The numbers of the messages that timed out, by connection.
     seen: BTreeMap<u64, Numbers>,
     batches: HashSet<BatchId>,
-    /// Batches that were not checked yet, each with the time of its arrival in ns since the load began.
+    /// Batches that are not checked yet, each with its time of arrival in ns since the load began.
     pub(super) unchecked: Vec<(Arc<Delivered>, u64)>,
     arrived: Vec<Arrived>,
-    /// Messages of this load that timed out.
+    /// How many messages of this load timed out.
     pub(super) count: u64,
-    /// Messages of other clients of the same server.
+    /// How many messages of other clients of the same server timed out.
     pub(super) of_others: u64,
-    /// Batches that were redelivered.
+    /// How many times a batch was redelivered.
     pub(super) redelivered: u64,
 }
 
@@ -76,7 +78,7 @@ impl Timeouts {
         }
     }
 
-    /// Takes a batch that came at `at`, in ns since the load began.
+    /// Checks a batch that arrived at `at`, in ns since the load began.
     fn take(&mut self, batch: &TimeoutBatch, at: u64, errors: &Errors) {
         if !self.batches.insert(batch.id) {
             self.redelivered += 1;
@@ -100,13 +102,13 @@ impl Timeouts {
                 errors.record_kind("a message timed out in two batches", message);
             }
         }
-        // A drained batch comes before its time and says nothing about lateness.
+        // A drained batch is delivered before its tick expires, so it says nothing about lateness.
         if self.count > before && !batch.counts.drained {
             self.arrived.push(Arrived { tick: batch.id.tick.0, at, messages: self.count - before });
         }
     }
 
-    /// Compares the timeouts with the counters of the connections.
+    /// Records an error if messages are missing, or if a message timed out that was never added.
     pub(super) fn compare(&self, counters_of: &[Counters], errors: &Errors) {
         let expected: u64 = counters_of.iter().map(|counters| counters.left_to_time_out).sum();
         let missing = expected.saturating_sub(self.count);
@@ -125,15 +127,16 @@ impl Timeouts {
         }
     }
 
-    /// How late the batches came, in ns, counted per message.
+    /// Returns how late the batches arrived, in ns, counted per message.
     ///
-    /// A message with the deadline D is decided when the tick due becomes D + 1. By the clock of this process that was
-    /// not before the latest time at which a request was sent that was still answered with a tick due of D or less. So
-    /// the lateness is overstated by at most the time from there to the next request's answer, and never understated.
+    /// A batch of tick D is published when the server's current tick becomes D + 1. Each answer to an AddNewMsg tells
+    /// the current tick. So tick D had not ended when the last request was sent whose answer told tick D or an earlier
+    /// tick. Lateness counts from this moment, so it is never understated. It is overstated at most by the time until
+    /// the next request is answered.
     pub(super) fn lateness(&self, tick_times: &TickTimes, ticks: u16, errors: &Errors) -> Histogram<u64> {
         let mut lateness = histogram();
         for arrived in &self.arrived {
-            // An answer's deadline is its tick due and the ack timeout.
+            // The deadline in an answer is the current tick plus the ack timeout.
             let Some(expired) = tick_times.last_at_or_before(arrived.tick + u64::from(ticks)) else { continue };
             match arrived.at.checked_sub(expired) {
                 Some(late) => lateness.saturating_record_n(late, arrived.messages),

@@ -1,4 +1,4 @@
-//! Makes the requests of one connection and checks the answers. No I/O: bytes come in, bytes go out.
+//! Makes the requests of one connection and checks the answers. This module does no I/O: it reads and writes buffers.
 //!
 //! ```text
 //!   numbers   0 ......... next_del ............ next_add ......
@@ -6,9 +6,9 @@
 //!             or left      |  to time out later  |
 //! ```
 //!
-//! A connection adds new messages at the right end of its window and deletes old ones that are to be acknowledged at
-//! its left end, scattered among their neighbours. Requests of one connection are applied in order, so that nothing of
-//! this has to be remembered but the two ends.
+//! A connection adds new messages at the right end of its window. At the left end, it deletes the old messages that it
+//! must acknowledge, in a scattered order. The server applies the requests of a connection in order. So the connection
+//! stores only the two ends of the window.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,21 +24,21 @@ use super::{Op, Order};
 use crate::core::{Message, Operation};
 use crate::protocol::Codec;
 
-/// Requests are put together up to so many bytes ahead of what the server takes.
+/// How many encoded bytes may wait to be written before the connection makes no more requests.
 pub(super) const WRITE_AHEAD: usize = 256 * 1024;
 
-/// Messages that a connection adds beyond its window at most, where adds and dels are drawn. With more of them in a
-/// frame they take turns.
+/// The maximum number of messages in flight beyond the window with [`Order::Mixed`]. If two frames hold more messages
+/// than this, adds and dels take turns.
 const MOST_AHEAD: u64 = 8;
 
-/// For how long after the end, in ns, requests are still made that were due before it: where the server is slower than
-/// the rate there may be no end of them.
+/// How long after the end of the measurement overdue requests are still made, in ns. Without a limit, a server that is
+/// slower than the rate would never let the phase end.
 const GRACE: u64 = 1_000_000_000;
 
-/// The first correlation id that the handshake leaves free.
+/// The first correlation id of the load, above those of the handshake.
 const FIRST_CORRELATION: u32 = 16;
 
-/// The attempt of every message: a load never pushes again.
+/// The attempt number of every message: a load adds each message only once.
 const ATTEMPT: u8 = 1;
 
 /// The traffic of one connection.
@@ -46,21 +46,21 @@ const ATTEMPT: u8 = 1;
 pub(super) struct Traffic {
     shared: Arc<LoadState>,
     connection: u64,
-    /// Messages that are kept in flight.
+    /// The number of messages to keep in flight.
     window: u64,
-    /// Messages in a full frame.
+    /// The number of messages in a full frame.
     frame: u64,
     ping_length: usize,
     phase: Phase,
     schedule: Option<Schedule>,
-    /// When the pair that is being made was due.
+    /// When the current pair of an add and a del was due.
     due_at: u64,
-    /// When requests were made last.
+    /// When requests were last made.
     made_at: u64,
     outstanding: Outstanding,
     next_add: u64,
     next_del: u64,
-    /// The messages of the request that is being made.
+    /// The messages of the current request.
     messages: Vec<Message>,
     add_run: Run,
     del_run: Run,
@@ -68,7 +68,7 @@ pub(super) struct Traffic {
 }
 
 impl Traffic {
-    /// That of a connection which keeps `window` messages in flight.
+    /// Creates the traffic of a connection that keeps `window` messages in flight.
     pub(super) fn new(shared: Arc<LoadState>, connection: usize, window: u64) -> Traffic {
         let options = &shared.options;
         Traffic {
@@ -91,18 +91,18 @@ impl Traffic {
         }
     }
 
-    /// Sets what to do next; at a fixed rate, when.
+    /// Starts a phase. At a fixed rate, `schedule` says when requests are due.
     pub(super) const fn start(&mut self, phase: Phase, schedule: Option<Schedule>) {
         self.phase = phase;
         self.schedule = schedule;
     }
 
-    /// Whether requests are unanswered.
+    /// Returns whether requests are unanswered.
     pub(super) const fn is_waiting(&self) -> bool {
         !self.outstanding.is_empty()
     }
 
-    /// Whether the phase is done.
+    /// Returns whether the phase is done.
     pub(super) fn is_done(&self, now: u64) -> bool {
         let made = match self.phase {
             Phase::Rest | Phase::Done => true,
@@ -131,20 +131,20 @@ impl Traffic {
         }
     }
 
-    /// Whether, at a fixed rate, something is still to be made that was due before the end.
+    /// Returns whether, at a fixed rate, requests that were due before the end are still to be made.
     fn is_behind(&self, now: u64, until: u64) -> bool {
         let is_due =
             |schedule: &Schedule| now < until.saturating_add(GRACE) && (schedule.due_at < until || self.can_del());
         self.schedule.as_ref().is_some_and(is_due)
     }
 
-    /// Whether a pair has begun.
+    /// Returns whether a pair has begun, so that its del can be made.
     fn can_del(&self) -> bool {
         self.next_add - self.next_del >= self.window + self.frame
     }
 
-    /// Counts the requests that were due before the end and never made, as if they had been answered `now`: earlier
-    /// they would not have been.
+    /// Counts the requests that were due before the end and never made. Records them as if they were answered `now`,
+    /// because no earlier answer was possible.
     pub(super) fn count_missed(&mut self, now: u64) {
         let (Phase::Measure { until, .. }, Some(schedule)) = (self.phase, &mut self.schedule) else { return };
         let with_dels = self.shared.options.op == Op::Wheel && self.shared.options.acked > 0.0;
@@ -159,7 +159,7 @@ impl Traffic {
         }
     }
 
-    /// The next of a pair, or a Ping, if it is due.
+    /// Makes the next add or del of a pair, or a Ping, if it is due. Returns false if nothing is due.
     fn next_of_pair(&mut self, now: u64, until: u64, out: &mut BytesMut) -> bool {
         let can_del = self.can_del();
         if can_del && !self.adds_first() {
@@ -179,13 +179,13 @@ impl Traffic {
         }
     }
 
-    /// The del of a pair.
+    /// Makes the del of a pair.
     fn del_of_pair(&mut self, now: u64, out: &mut BytesMut) -> bool {
         let at = if self.schedule.is_some() { self.due_at } else { now };
         self.del(at, self.next_del + self.frame, out)
     }
 
-    /// Whether another pair begins before this one ends.
+    /// Returns whether the add of another pair comes before the del of this pair.
     fn adds_first(&self) -> bool {
         let ahead = self.next_add - self.next_del - self.window;
         self.shared.options.order == Order::Mixed
@@ -193,7 +193,7 @@ impl Traffic {
             && self.shared.ids.draw(self.connection, self.next_add + self.next_del)
     }
 
-    /// Adds up to `most` messages, at most a frame.
+    /// Makes an AddNewMsg of up to `most` messages, at most one full frame.
     fn add(&mut self, at: u64, most: u64, out: &mut BytesMut) -> bool {
         let (ids, connection, first) = (self.shared.ids, self.connection, self.next_add);
         self.next_add += most.min(self.frame);
@@ -203,7 +203,8 @@ impl Traffic {
         self.request(Operation::Add { ack_timeout_ticks, attempt: ATTEMPT }, at, first, out)
     }
 
-    /// Deletes those of a frame's messages, up to `end`, that are to be acknowledged; perhaps none.
+    /// Makes a DelMsg for the next full frame of messages, up to `end`. Leaves out messages that must time out. Makes
+    /// no request if no message remains.
     fn del(&mut self, at: u64, end: u64, out: &mut BytesMut) -> bool {
         let (ids, connection, window, added) = (self.shared.ids, self.connection, self.window, self.next_add);
         let first = self.next_del;
@@ -215,7 +216,7 @@ impl Traffic {
         self.messages.is_empty() || self.request(Operation::Del { withdraw: false }, at, first, out)
     }
 
-    /// Appends a request for the messages.
+    /// Appends a request for `self.messages`.
     #[expect(clippy::cast_possible_truncation, reason = "a frame has at most 32,768 messages")]
     fn request(&mut self, operation: Operation, at: u64, first: u64, out: &mut BytesMut) -> bool {
         let kind = if operation.is_add() { Kind::Add } else { Kind::Del };
@@ -227,22 +228,22 @@ impl Traffic {
     fn ping(&mut self, at: u64, out: &mut BytesMut) -> bool {
         frames::put_ping(out, self.outstanding.next_correlation(), self.next_add, self.ping_length);
         self.outstanding.push(Sent::new(Kind::Ping, self.next_add, 1, at, self.made_at));
-        // A Ping has no second half: the window stays as it is.
+        // A Ping has no del, so both ends move and the window keeps its size.
         (self.next_add, self.next_del) = (self.next_add + 1, self.next_del + 1);
         true
     }
 
-    /// Takes all whole answers at the beginning of `input`, which were read at `now`; returns how many bytes they had.
-    /// Pings of the server are answered in `out`.
+    /// Handles all complete frames at the front of `input`, which were read at `now`. Returns how many bytes they take.
+    /// Answers the server's Pings in `out`.
     ///
     /// # Errors
     ///
-    /// If the connection can no longer be used.
+    /// Fails if the connection can no longer be used.
     pub(super) fn answers(&mut self, input: &[u8], now: u64, out: &mut BytesMut) -> Result<usize, String> {
         let shared = Arc::clone(&self.shared);
         let mut recorder = shared.recorder(self.counters.connection).lock();
         let measured = matches!(self.phase, Phase::Measure { until, .. } if now < until);
-        // At a fixed rate everything counts that was due, however late its answer.
+        // At a fixed rate, the latency of every due request counts, however late its answer is.
         let timed = measured || (matches!(self.phase, Phase::Measure { .. }) && self.schedule.is_some());
         let (mut taken, mut messages, mut frames) = (0, 0, 0);
         while let Some(frame) = frames::next_frame(&input[taken..])? {
@@ -289,7 +290,7 @@ impl Traffic {
         Ok(taken)
     }
 
-    /// Notes which of the messages that were added are left to time out, and when the server was at their deadline.
+    /// Counts the added messages that must time out, and records when the request for their deadline was made.
     fn added(&mut self, sent: Sent, deadline: u64, tick_times: &mut TickTimes) {
         let (ids, connection) = (self.shared.ids, self.connection);
         if !ids.all_are_acked {
@@ -300,7 +301,7 @@ impl Traffic {
         }
     }
 
-    /// The counters so far.
+    /// Returns the counters so far.
     pub(super) fn counters(&self) -> Counters {
         Counters { numbers: self.next_add, ..self.counters }
     }

@@ -14,12 +14,12 @@ use super::load_state::{LoadState, Phase};
 use super::{BenchError, BenchOptions, Progress, Report};
 use crate::client;
 
-/// Makes a load and waits for its end. It blocks and uses threads of its own: within a runtime, call it where blocking
-/// is allowed. Errors of the server are in the report.
+/// Runs a load and waits for its end. This function blocks and starts its own threads: within a runtime, call it where
+/// blocking is allowed. The report counts the errors of the server.
 ///
 /// # Errors
 ///
-/// If the options are not possible, or a connection cannot be made or is lost.
+/// Fails if the options are not possible, or if a connection cannot be opened or is lost.
 pub fn run(options: &BenchOptions, progress: impl Fn(Progress) + Send + Sync) -> Result<Report, BenchError> {
     options.check().map_err(BenchError::Options)?;
     let name = concat!("ackwheel-bench/", env!("CARGO_PKG_VERSION"));
@@ -28,8 +28,8 @@ pub fn run(options: &BenchOptions, progress: impl Fn(Progress) + Send + Sync) ->
         pipeline: Some(options.pipeline()),
         ..options.clone()
     };
-    // Each load has ids of its own, so that it does not count what an earlier load left behind. The hash seeds of the
-    // standard library are random.
+    // A random seed gives each load its own ids, so that it does not count the messages of an earlier load. The
+    // standard library seeds `RandomState` at random.
     let seed = RandomState::new().build_hasher().finish();
     let shared = Arc::new(LoadState::new(options, seed));
     let (phases, _) = watch::channel(Phase::Rest);
@@ -46,13 +46,13 @@ pub fn run(options: &BenchOptions, progress: impl Fn(Progress) + Send + Sync) ->
             let shared = Arc::clone(&shared);
             let (phases, progress, counters_of, reported) = (&phases, &progress, Vec::new(), (0, 0));
             let coordinator = Coordinator { shared, phases, arrived, progress, counters_of, reported };
-            // On a thread of its own, since the caller's may belong to a runtime already.
+            // The coordinator needs its own thread, because the caller's thread may already belong to a runtime.
             let thread = thread::Builder::new().name("load".to_owned());
             let coordinator = thread.spawn_scoped(scope, || finish(coordinating, coordinator.run()))?;
             coordinator.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
         let outcome = start_all();
-        // All workers end, also after an error.
+        // Ends all workers, also after an error.
         phases.send_replace(Phase::Done);
         outcome
     })
@@ -62,14 +62,14 @@ fn runtime() -> std::io::Result<Runtime> {
     Builder::new_current_thread().enable_all().build()
 }
 
-/// Runs work to its end, without waiting for name lookups that are still under way.
+/// Runs `work` to its end. Does not wait for name lookups that are still running.
 fn finish<T>(runtime: Runtime, work: impl Future<Output = T>) -> T {
     let outcome = runtime.block_on(work);
     runtime.shutdown_background();
     outcome
 }
 
-/// The work of a thread: makes its share of the connections and has them work until the load is over.
+/// Opens one thread's share of the connections and runs them until the load is over.
 async fn work(
     shared: Arc<LoadState>,
     number: usize,
@@ -83,13 +83,13 @@ async fn work(
     tokio::select! {
         _ = phases.wait_for(|phase| *phase == Phase::Done) => {}
         Err(lost) = connected => {
-            // The coordinator ends the load on this error; it may have ended already.
+            // This error makes the coordinator end the load, unless it has already ended.
             let _ = arrivals.send(Err(lost));
         }
     }
 }
 
-/// Makes connections and has them work, without end; an error if one cannot.
+/// Opens the connections of a thread and runs them. Returns only if a connection fails.
 async fn connect_all(
     shared: &Arc<LoadState>,
     thread: usize,
@@ -100,8 +100,8 @@ async fn connect_all(
     let connect =
         || async { client::open(&options.address, &options.client).await.map_err(|error| error.to_string()) };
     let mut tasks = JoinSet::new();
-    // First those that only listen, so that they are there when the load begins. Their Pings are answered on this
-    // thread too: one more would take a processor from the server, or from the load, for each of them.
+    // Idle connections come first, so that they are open when the load begins. They share this thread: a separate
+    // thread would take a processor from the server or from the load.
     for _ in (thread..options.idle_connections).step_by(options.threads) {
         tasks.spawn(idle(connect().await?, Arc::clone(shared)));
     }
@@ -111,17 +111,17 @@ async fn connect_all(
         let connection = Connection::new(socket, Arc::clone(shared), number);
         tasks.spawn(connection.serve(phases.clone(), arrivals.clone()));
     }
-    // Tasks end when the load does, or after they have reported why they cannot go on.
+    // A task ends when the load ends, or after it has reported its error.
     while let Some(ended) = tasks.join_next().await {
         ended.map_err(|panic| format!("a connection of the load failed: {panic}"))?;
     }
     std::future::pending().await
 }
 
-/// Keeps the runtime of a thread looking for what has come, so that the thread never sleeps.
+/// Keeps the runtime of a thread polling its sockets, so that the thread never sleeps.
 ///
-/// A server on the same machine has to wake a sleeping thread when it answers, and on virtual processors that takes
-/// as long as dozens of requests.
+/// A server on the same machine would have to wake a sleeping thread with its answers. On virtual processors, a wake-up
+/// takes as long as dozens of requests.
 pub async fn stay_awake() {
     loop {
         tokio::task::yield_now().await;

@@ -10,10 +10,10 @@ use super::connect::{Connect, DEFAULT_ADDRESS, DEFAULT_ADMIN, admin};
 use super::text::whole;
 use crate::bench::{self, BenchError, BenchOptions, Latency, Op, Progress, Report};
 
-/// Steps of the progress bar.
+/// The number of steps of the progress bar.
 const STEPS: u64 = 1_000;
 
-/// Files that the process needs beside its connections.
+/// How many open files the process needs in addition to its connections.
 const OTHER_FILES: u64 = 64;
 
 /// Measure a sidecar: load over the real protocol, every answer checked
@@ -66,7 +66,7 @@ impl Bench {
             error => Failure::run(error),
         })?;
         if let Some(problem) = &report.server_problem {
-            // If stderr is closed, the figures are missing all the same.
+            // If stderr is closed, only this message is lost.
             let _ = writeln!(stderr(), "ackwheel: no figures of the server: {problem}");
         }
         let mut out = stdout().lock();
@@ -84,7 +84,7 @@ impl Bench {
     }
 }
 
-/// A bar on stderr, where that is a terminal; else nothing.
+/// Returns a progress bar on stderr. The bar is hidden if stderr is not a terminal.
 fn bar() -> ProgressBar {
     let target = if stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
     let bar = ProgressBar::with_draw_target(Some(STEPS), target);

@@ -1,4 +1,4 @@
-//! The flags with which a verb connects to a sidecar, and their parsers.
+//! The flags that say how a verb connects to a sidecar, and their parsers.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,11 +10,12 @@ use crate::client::{Address, Client, ClientOptions, Tls};
 use crate::config::MAX_DURATION;
 use crate::server::token_in;
 
-/// The default addresses of a sidecar.
+/// The default address for requests and subscriptions.
 pub(super) const DEFAULT_ADDRESS: &str = "127.0.0.1:7415";
+/// The default admin address.
 pub(super) const DEFAULT_ADMIN: &str = "127.0.0.1:7416";
 
-/// Parses the time that a verb waits: above zero, and not so long that clocks cannot add it.
+/// Parses the timeout of a verb. It must be above zero and at most [`MAX_DURATION`], so that no clock overflows.
 pub(super) fn patience(text: &str) -> Result<Duration, String> {
     let time = humantime::parse_duration(text).map_err(|error| error.to_string())?;
     match time {

@@ -1,4 +1,4 @@
-//! `completions` and `man`: print texts that are made from the flags.
+//! `completions` and `man`: print texts that are generated from the flags.
 
 use std::fs;
 use std::io::{self, Write, stdout};
@@ -24,7 +24,7 @@ use super::{Cli, Failure};
 #[derive(Args, Debug)]
 pub(super) struct Completions {
     /// The shell that is to complete
-    // These are the shells whose completions are tested.
+    // Only these shells have tests of their completions.
     #[arg(
         value_name = "SHELL",
         value_parser = PossibleValuesParser::new(["bash", "zsh", "fish"]).try_map(|shell| shell.parse::<Shell>())
@@ -34,7 +34,7 @@ pub(super) struct Completions {
 
 impl Completions {
     pub(super) fn run(self) -> Result<(), Failure> {
-        // Into memory first: the generator panics where it cannot write, and a pipe may be closed.
+        // Generate into memory first: the generator panics if a write fails, and a pipe may be closed.
         let mut text = Vec::new();
         clap_complete::generate(self.shell, &mut Cli::command(), "ackwheel", &mut text);
         let mut out = stdout().lock();
@@ -71,19 +71,19 @@ impl Manual {
     }
 }
 
-/// Writes the page of a command, and those of the commands below it.
+/// Writes the page of a command and the pages of its subcommands.
 fn write_pages(command: &Command, folder: &Path) -> io::Result<()> {
     fs::write(folder.join(Man::new(command.clone()).get_filename()), page(command)?)?;
     command.get_subcommands().try_for_each(|below| write_pages(below, folder))
 }
 
-/// The source of the page of a command, for troff.
+/// Returns the manual page of a command as troff source.
 fn page(command: &Command) -> io::Result<String> {
     let man = Man::new(command.clone());
     let mut text = Vec::new();
     let name = command.get_display_name().unwrap_or("ackwheel").to_uppercase();
-    // Not by clap_mangen, which loses an empty argument: the date is left empty, so that the same source makes the same
-    // page every day.
+    // The date is empty, so that the same source always makes the same page. clap_mangen would lose the empty argument,
+    // so this line is written here.
     writeln!(text, ".TH \"{name}\" 1 \"\" \"ackwheel {}\" \"ackwheel manual\"", env!("CARGO_PKG_VERSION"))?;
     man.render_name_section(&mut text)?;
     man.render_synopsis_section(&mut text)?;
@@ -93,7 +93,7 @@ fn page(command: &Command) -> io::Result<String> {
         man.render_subcommands_section(&mut text)?;
     }
     if let Some(words) = command.get_after_help() {
-        // Its lines stay lines: troff would fill them into one paragraph.
+        // `nf` keeps the line breaks: otherwise troff would join the lines into one paragraph.
         let mut roff = Roff::new();
         roff.control("SH", ["FIRST STEPS"]).control("nf", []);
         roff.text([roman(words.to_string())]).control("fi", []);
@@ -102,7 +102,7 @@ fn page(command: &Command) -> io::Result<String> {
     Ok(in_ascii(&String::from_utf8_lossy(&text)))
 }
 
-/// Escapes all that is not ASCII: not every troff reads UTF-8.
+/// Escapes all characters that are not ASCII, because not every troff reads UTF-8.
 fn in_ascii(text: &str) -> String {
     let escaped = |character: char| {
         if character.is_ascii() { character.to_string() } else { format!("\\[u{:04X}]", u32::from(character)) }

@@ -1,4 +1,4 @@
-//! The command line: parses it and runs a verb.
+//! Parses the command line and runs a verb.
 
 mod bench;
 mod connect;
@@ -20,10 +20,10 @@ pub use self::serve::Serve;
 use crate::client::ClientError;
 use crate::logging;
 
-/// Something failed at run time.
+/// The exit code of a failure at run time.
 const EXIT_FAILURE: u8 = 1;
 
-/// The command line or the configuration is wrong: EX_USAGE of sysexits.h.
+/// The exit code of a wrong command line or configuration: `EX_USAGE` of sysexits.h.
 const EXIT_USAGE: u8 = 64;
 
 /// Learn which pushed messages were never acknowledged.
@@ -62,7 +62,7 @@ enum Verb {
     Man(generate::Manual),
 }
 
-/// Why a verb failed.
+/// The reason why a verb failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// The command line or the configuration is wrong.
@@ -71,13 +71,13 @@ pub enum Failure {
     /// Something went wrong at run time.
     #[error("{0}")]
     Run(String),
-    /// The reader of the output has gone: nothing is left to print.
+    /// The reader of the output has closed the pipe, so nothing more can be printed.
     #[error("the reader of the output has gone")]
     ReaderGone,
 }
 
 impl Failure {
-    /// A failure at run time.
+    /// Creates a failure at run time.
     pub fn run(error: impl std::fmt::Display) -> Failure {
         Failure::Run(error.to_string())
     }
@@ -99,15 +99,15 @@ impl From<std::io::Error> for Failure {
     }
 }
 
-/// Parses the command line; `Err` holds the exit code after a message was printed.
+/// Parses the command line. If there is no verb to run, prints a message and returns an exit code as `Err`.
 ///
 /// # Errors
 ///
-/// 0 where help or version was asked for, 64 for a wrong command line.
+/// The exit code is 0 after help or the version, and 64 after a wrong command line.
 pub fn parse() -> Result<Cli, ExitCode> {
     Cli::try_parse().map_err(|mut error| {
         name_address(&mut error);
-        // Help goes to stdout and errors to stderr; a closed one cannot be helped.
+        // Prints help to stdout and errors to stderr. A failure to print cannot be reported anywhere, so it is ignored.
         let _ = error.print();
         if matches!(error.kind(), ErrorKind::InvalidValue | ErrorKind::ValueValidation) {
             let sources = setting_sources::of_flags_in(&error.to_string(), None);
@@ -117,7 +117,7 @@ pub fn parse() -> Result<Cli, ExitCode> {
     })
 }
 
-/// If a verb is given the flag of another address, adds a tip that names its own flag.
+/// If a verb got the address flag of another verb, adds a tip with the right flag to the error.
 fn name_address(error: &mut clap::Error) {
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return };
     let usage = error.get(ContextKind::Usage).map(ToString::to_string).unwrap_or_default();
@@ -132,7 +132,7 @@ fn name_address(error: &mut clap::Error) {
     error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
 }
 
-/// Carries out the verb, with `serve` to run a sidecar; returns the exit code of the process.
+/// Runs the verb, and returns the exit code of the process. Calls `serve` to run a sidecar.
 pub fn run(cli: Cli, serve: impl FnOnce(Serve) -> Result<(), Failure>) -> ExitCode {
     let file = if let Verb::Serve(arguments) = &cli.verb { arguments.config.clone() } else { None };
     let outcome = match cli.verb {
@@ -160,16 +160,16 @@ pub fn run(cli: Cli, serve: impl FnOnce(Serve) -> Result<(), Failure>) -> ExitCo
 }
 
 fn print_failure(text: &str, exit_code: u8) -> ExitCode {
-    // If stderr cannot be written, the exit code still tells.
+    // If stderr is closed, the exit code still shows the failure.
     logging::print(&format!("ackwheel: {text}"));
     ExitCode::from(exit_code)
 }
 
-/// Runs a short-lived verb: one thread is enough for it.
+/// Runs a short-lived verb. One thread is enough for it.
 fn block_on(verb: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::run)?;
     let outcome = runtime.block_on(verb);
-    // Not to wait for a resolver, or a reader of the output, that takes longer than --timeout.
+    // Does not wait for a resolver or a reader of the output that takes longer than --timeout.
     runtime.shutdown_background();
     outcome
 }

@@ -31,11 +31,11 @@ pub struct Serve {
 }
 
 impl Serve {
-    /// Checks the settings. With `--check-config` it prints that they are right, and returns none.
+    /// Checks the settings. With `--check-config`, prints that they are right and returns `None`.
     ///
     /// # Errors
     ///
-    /// When a setting is wrong.
+    /// Fails if a setting is wrong.
     pub fn check(self) -> Result<Option<Config>, Failure> {
         let file = self.config.as_deref().map(Settings::from_file).transpose().map_err(Failure::usage)?;
         let mut config = self.settings.or(file.unwrap_or_default()).check().map_err(Failure::usage)?;
@@ -51,7 +51,8 @@ impl Serve {
     }
 }
 
-/// Settings that do not fit what is in Redis are wrong settings; all else is a failure at run time.
+/// Treats a wrong Redis address, and settings that differ from those in Redis, as wrong settings. Treats any other
+/// error as a failure at run time.
 impl From<StartError> for Failure {
     fn from(error: StartError) -> Failure {
         match &error {

@@ -1,4 +1,4 @@
-//! Tells which variable or file has set a flag, and which variables of the environment are no settings.
+//! Finds the environment variable or the file that set a flag, and environment variables that are not settings.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -9,7 +9,7 @@ use clap::{Arg, CommandFactory};
 
 use super::Cli;
 
-/// A line for each flag in `text` that was set in the environment or, if there is one, in the file of settings.
+/// Returns a line for each flag in `text` that is set in the environment or in the settings file.
 pub(super) fn of_flags_in(text: &str, file: Option<&Path>) -> String {
     let command = Cli::command();
     let mut flags: Vec<&Arg> = command.get_subcommands().flat_map(clap::Command::get_arguments).collect();
@@ -30,7 +30,7 @@ pub(super) fn of_flags_in(text: &str, file: Option<&Path>) -> String {
     flags.into_iter().filter_map(line).collect()
 }
 
-/// A warning for each variable of the environment that looks like a setting and is none.
+/// Returns a warning for each environment variable that looks like a setting but is not one.
 pub(super) fn unknown_variables() -> Vec<String> {
     let command = Cli::command();
     let flags = command.get_subcommands().flat_map(clap::Command::get_arguments);
@@ -49,7 +49,7 @@ pub(super) fn unknown_variables() -> Vec<String> {
     unknown.iter().map(sentence).collect()
 }
 
-/// Whether Kubernetes sets this variable in every container, for a service whose name begins with `ackwheel`.
+/// Returns whether this is a variable that Kubernetes sets in every container for a service named `ackwheel…`.
 fn is_of_a_service(name: &str, value: &OsStr) -> bool {
     let is_a_port = |rest: &str| rest.starts_with(|first: char| first.is_ascii_digit());
     name.ends_with("_SERVICE_HOST")
@@ -58,13 +58,13 @@ fn is_of_a_service(name: &str, value: &OsStr) -> bool {
         || name.ends_with("_PORT") && value.to_string_lossy().contains("://")
 }
 
-/// Whether a text names a flag, and not only one that begins like it.
+/// Returns whether a text names this flag, and not just a longer flag with the same beginning.
 fn names(text: &str, flag: &str) -> bool {
     let goes_on = |rest: &str| rest.starts_with(|next: char| next.is_ascii_alphanumeric() || next == '-');
     text.split("--").skip(1).any(|rest| rest.strip_prefix(flag).is_some_and(|rest| !goes_on(rest)))
 }
 
-/// Whether a flag is on the command line.
+/// Returns whether a flag is on the command line.
 fn is_given(flag: &str) -> bool {
     let is_it =
         |argument: &str| argument == flag || argument.split_once('=').is_some_and(|(name, _)| name == flag);

@@ -15,28 +15,33 @@ use crate::bench;
 use crate::core::{RingStatus, Tick, TickReport};
 use crate::ticker::RECENT_TICKS;
 
-/// The most rows of a ring: with the lines around them they fit a screen. More slots are summed.
+/// The maximum number of rows per ring, so that the output fits a screen. If a ring has more slots, each row sums
+/// several slots.
 const MAX_ROWS: usize = 30;
 
-/// Columns of the longest bar, and of a count. With the names of the slots a line has 80 columns.
+/// The width of the longest bar, in columns. With label, bar and count, a line has 80 columns.
 const BAR: usize = 40;
+/// The width of a count, in columns.
 const COUNT: usize = 18;
 
-/// Columns of a leader's name in a sentence, and in the table of several rings.
+/// The maximum width of a leader's name in a sentence, in columns.
 const MAX_LEADER: usize = 48;
+/// The width of a leader's name in the table of several rings, in columns.
 const LEADER: usize = 22;
 
-/// Columns of a group's name in the table.
+/// The width of a group's name in the table, in columns.
 const GROUP: usize = 24;
 
-/// How long a batch may wait before a person should look: twice the time after which it is redelivered.
+/// The age of a batch that is reported as a problem: twice the time after which a batch is redelivered.
 const LONG_WAIT: Duration = Duration::from_secs(60);
 
-/// How long a pointer may be behind its time, and how many ticks: with less it is about to move.
+/// The lag above which a pointer can count as stalled. With less lag, the pointer is about to move.
 const LONG_BEHIND: Duration = Duration::from_secs(2);
+/// The lag in ticks that a stalled pointer must also exceed.
 const TICKS_BEHIND: u32 = 2;
 
-/// Characters of a refusal that are printed. That of a sidecar is shorter; another server may answer a page.
+/// How many characters of an error answer are printed. A sidecar's answer is shorter, but another server may send a
+/// whole page.
 const MAX_WORDS: usize = 1_000;
 
 /// Show the ring, slot by slot, and the groups
@@ -100,7 +105,7 @@ fn draw_status(text: &mut String, report: &StatusReport, rings: &[&RingStatus]) 
     draw_groups(text, &report.groups)
 }
 
-/// The problems in words, or a line that says that there is none.
+/// Draws one line per problem, or a line that says that there is no problem.
 fn draw_notes(text: &mut String, report: &StatusReport) -> fmt::Result {
     let StatusReport { tick_ms, rings, groups, .. } = report;
     let begin = text.len();
@@ -135,12 +140,12 @@ fn draw_notes(text: &mut String, report: &StatusReport) -> fmt::Result {
 
 const STOPPED: &str = "; nothing times out there";
 
-/// A line for a problem that `count` of all have, if there are any.
+/// Draws a line for a problem that `count` of `all` have. Draws nothing if `count` is 0.
 fn note(text: &mut String, problem: &str, count: usize, all: &str, advice: &str) -> fmt::Result {
     if count > 0 { writeln!(text, "! {problem}: {count} of {all}{advice}") } else { Ok(()) }
 }
 
-/// The storms among the last ticks, of all rings.
+/// Draws the last storm among the recent ticks of all rings.
 fn draw_storms(text: &mut String, report: &StatusReport) -> fmt::Result {
     let storms = report.rings.iter().flat_map(|ring| storms(ring).map(move |tick| (tick, ring.ring)));
     let storms: Vec<(&TickReport, u16)> = storms.collect();
@@ -155,14 +160,14 @@ fn draw_storms(text: &mut String, report: &StatusReport) -> fmt::Result {
     writeln!(text, "  clients and logic nodes before marking clients offline")
 }
 
-/// The storms of a ring among the ticks that its pointer left last.
+/// Returns the storms among the last [`RECENT_TICKS`] ticks before the pointer of a ring.
 fn storms(ring: &RingStatus) -> impl Iterator<Item = &TickReport> {
     let Tick(pointer) = ring.pointer;
     let last = pointer.saturating_sub(RECENT_TICKS as u64)..pointer;
     ring.recent.iter().filter(move |tick| tick.storm && last.contains(&tick.tick))
 }
 
-/// Whether the ring has a leader and its pointer does not move.
+/// Returns whether the ring has a leader, but its pointer does not move.
 fn stands_still(ring: &RingStatus, tick_ms: u32) -> bool {
     let ticks = Duration::from_millis(tick_ms.into()) * TICKS_BEHIND;
     ring.leader.is_some() && ring.pointer_lag_seconds > LONG_BEHIND.max(ticks).as_secs_f64()
@@ -176,7 +181,7 @@ fn mark(marked: bool, mark: char) -> char {
     if marked { mark } else { ' ' }
 }
 
-/// One ring, slot by slot.
+/// Draws one ring, slot by slot.
 fn draw_ring(text: &mut String, ring: &RingStatus, tick_ms: u32) -> fmt::Result {
     write!(text, "\nring {}, led by ", ring.ring)?;
     match (&ring.leader, ring.lease_age_seconds) {
@@ -204,18 +209,18 @@ fn draw_ring(text: &mut String, ring: &RingStatus, tick_ms: u32) -> fmt::Result 
     Ok(())
 }
 
-/// A sum of counts. They come from a server, so a sum that is too large must not panic.
+/// Returns the sum of counts. The counts come from a server, so an overflow must not panic.
 fn total(counts: impl Iterator<Item = u64>) -> u64 {
     counts.fold(0, u64::saturating_add)
 }
 
-/// Columns of a bar: none for nothing, and at least one for anything.
+/// Returns the width of a bar in columns: 0 for a count of 0, and at least 1 for any other count.
 fn length(count: u64, most: u64) -> usize {
     let columns = (u128::from(count) * BAR as u128).div_ceil(u128::from(most));
     usize::try_from(columns).unwrap_or(BAR)
 }
 
-/// Several rings, a line each.
+/// Draws several rings, one line each.
 fn draw_rings(text: &mut String, rings: &[&RingStatus], tick_ms: u32) -> fmt::Result {
     let [age, number, in_flight, closing] = ["for", "pointer", "in flight", "closing"];
     writeln!(text, "\n  ring  {:<LEADER$} {age:>5} {number:>13} {in_flight:>13} {closing:>13}", "led by")?;
@@ -237,7 +242,8 @@ fn draw_groups(text: &mut String, groups: &[GroupReport]) -> fmt::Result {
     for group in groups {
         let mut name = fitted(&group.group, COLUMNS - 2);
         let mark = mark(waits_long(group), '!');
-        // Names of groups have one column a character. A long one has a line of its own: they differ at their ends.
+        // Group names have one column per character. A long name gets its own line and is not cut, because such names
+        // differ at their ends.
         if name.len() > GROUP {
             writeln!(text, "{mark} {name}")?;
             name.clear();
@@ -379,7 +385,8 @@ mod tests {
         let Tick(pointer) = ring(0, None, Vec::new()).pointer;
         let tick = |tick: u64, storm: bool| TickReport { tick, added: 2_000, acked: 188, timed_out: 1_812, storm };
         let of = |recent: Vec<TickReport>| RingStatus { recent, ..ring(3, Some("a"), vec![0; 15]) };
-        // Too old; not one; and of a ring that was lost, whose ticks are to come.
+        // Not reported: a storm that is too old, a tick without a storm, and a tick ahead of the pointer of a lost
+        // ring.
         for recent in [vec![tick(pointer - 61, true)], vec![tick(pointer - 1, false)], vec![tick(pointer, true)]] {
             let text = drawn(&report(vec![of(recent)], Vec::new()), None);
             assert!(text.contains("\nok: ") && !text.contains("! storm"), "{text}");

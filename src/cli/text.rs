@@ -5,19 +5,19 @@ use std::time::Duration;
 use console::{Alignment, pad_str, truncate_str};
 use indicatif::HumanCount;
 
-/// The columns of a terminal by default.
+/// The default width of a terminal, in columns.
 pub(super) const COLUMNS: usize = 80;
 
 const MINUTE: u64 = 60;
 const HOUR: u64 = 60 * MINUTE;
 const DAY: u64 = 24 * HOUR;
 
-/// A number in groups of three digits.
+/// Formats a number in groups of three digits.
 pub(super) fn whole(number: u64) -> String {
     HumanCount(number).to_string()
 }
 
-/// How long something lasts, in one unit, rounded down.
+/// Formats a duration in one unit, rounded down.
 pub(super) fn span(duration: Duration) -> String {
     match duration.as_secs() {
         0..10 => format!("{}.{}s", duration.as_secs(), duration.subsec_millis() / 100),
@@ -28,23 +28,24 @@ pub(super) fn span(duration: Duration) -> String {
     }
 }
 
-/// The same of seconds in JSON. A number that is no time is a question mark.
+/// Formats a number of seconds from JSON like [`span`]. A number that is no valid duration becomes a question mark.
 pub(super) fn span_of_seconds(seconds: f64) -> String {
     Duration::try_from_secs_f64(seconds).map_or_else(|_| String::from("?"), span)
 }
 
-/// A character, and a question mark for one that controls the terminal.
+/// Returns the character, or a question mark instead of a control character.
 pub(super) fn plain(character: char) -> char {
     if character.is_control() { '?' } else { character }
 }
 
-/// A name in at most so many columns, and without control characters.
+/// Cuts a name to at most `columns` columns, and replaces control characters.
 pub(super) fn fitted(name: &str, columns: usize) -> String {
     let name: String = name.chars().map(plain).collect();
     truncate_str(&name, columns, "…").into_owned()
 }
 
-/// The same, with blanks up to the full width: `{:<}` counts characters, and some take two columns.
+/// Formats a name like [`fitted`] and pads it to the full width. `{:<}` would count characters, but some of them take
+/// two columns.
 pub(super) fn padded(name: &str, columns: usize) -> String {
     pad_str(&fitted(name, columns), columns, Alignment::Left, None).into_owned()
 }

@@ -1,4 +1,4 @@
-//! `watch`: prints timeout batches as they come, a line each.
+//! `watch`: prints timeout batches as they arrive, one per line.
 
 use std::fmt::{self, Write as _};
 use std::io::{IsTerminal, Write, stderr, stdout};
@@ -15,7 +15,7 @@ use crate::client::{ClientError, Delivered, SubscribeOptions, Subscription};
 use crate::core::{BatchId, GroupName, TickCounts};
 use crate::protocol::frame::TimeoutBatch;
 
-/// Age from which a plain line says how old its batch is: its clients may have come back meanwhile.
+/// The age from which a plain line shows how old its batch is. By then, the clients may be back online.
 const OLD: Duration = Duration::from_secs(10);
 
 /// How often the connection is checked.
@@ -51,7 +51,7 @@ pub(super) struct Watch {
     connect: Connect,
 }
 
-/// A batch as a line of JSON. Ids are strings: many readers of JSON lose the last digits of a u64.
+/// A batch as a line of JSON. Ids are strings, because many readers of JSON lose the last digits of a u64.
 #[derive(Serialize)]
 struct Line {
     #[serde(flatten)]
@@ -76,7 +76,7 @@ impl Watch {
         let mut subscription =
             Subscription::open(self.connect.addr.clone(), options, self.connect.options()?).await?;
         if stderr().is_terminal() {
-            // Nothing else would show that it waits. In a pipe this line is of no use.
+            // At a terminal, this line shows that the command waits. In a pipe, the line is of no use.
             remark(format_args!("waiting for timeout batches of the group {}", subscription.group()));
         }
         let (mut printed, mut reconnects) = (0, 0);
@@ -97,7 +97,7 @@ impl Watch {
             if !self.no_ack
                 && let Err(error) = delivered.ack().await
             {
-                // The subscription repeats it for as long as it lasts.
+                // The subscription repeats the acknowledgement until the command ends.
                 remark(format_args!("batch {} was printed, not acknowledged: {error}", delivered.id));
             }
         }
@@ -105,7 +105,7 @@ impl Watch {
     }
 }
 
-/// The next batch. If the connection is lost meanwhile, that is printed once: no batch comes until there is another.
+/// Waits for the next batch. If the connection is lost while waiting, prints one line about the outage.
 async fn next(subscription: &mut Subscription) -> Option<Result<Delivered, ClientError>> {
     let mut said = false;
     loop {
@@ -122,12 +122,13 @@ async fn next(subscription: &mut Subscription) -> Option<Result<Delivered, Clien
     }
 }
 
-/// Prints a line to stderr. If that is closed, it is lost.
+/// Prints a line to stderr. If stderr is closed, the line is lost.
 fn remark(text: fmt::Arguments<'_>) {
     let _ = writeln!(stderr(), "ackwheel: {text}");
 }
 
-/// Prints a line on another thread than the one that answers the server's Pings: the reader may be slow.
+/// Prints a line on a blocking thread, because the reader of the output may be slow. The thread of the runtime must
+/// stay free to answer the server's Pings.
 async fn print(line: String) -> Result<(), Failure> {
     let printing = tokio::task::spawn_blocking(move || {
         let mut out = stdout().lock();
@@ -145,8 +146,8 @@ fn json_line(batch: &TimeoutBatch) -> String {
     serde_json::to_string(&line).expect("numbers and strings can be written as JSON")
 }
 
-/// A batch in one line of at most 80 columns: as many messages as fit, and how many do not. Where not one does, the
-/// number of all of them says enough.
+/// Formats a batch as one line of at most 80 columns. The line lists as many messages as fit, and says how many more
+/// there are. If no message fits, there is no list: the number of messages is in the line anyway.
 fn plain_line(batch: &TimeoutBatch) -> String {
     let mut line = format!("tick {}", batch.id.tick);
     if batch.id.ring > 0 {
@@ -168,7 +169,7 @@ fn plain_line(batch: &TimeoutBatch) -> String {
         let message = timed_out.message.to_string();
         let left = batch.messages.len() - listed;
         let more = format!(" +{left} more");
-        // The words behind the message may tell that others follow.
+        // Leave room for the text that says how many more messages there are.
         let after = if left > 1 { format!(" +{} more", left - 1).len() } else { 0 };
         if line.len() + list.len() + 1 + message.len() + after > COLUMNS {
             list.push_str(&more);

@@ -1,4 +1,4 @@
-//! The address of a server, and its text.
+//! The address of a server, with its parser and printer.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -17,16 +17,16 @@ use std::str::FromStr;
 pub enum Address {
     /// A TCP listener. The host is a name, or an IP address without brackets.
     Tcp {
-        /// Its host.
+        /// The host.
         host: String,
-        /// Its port.
+        /// The port.
         port: u16,
     },
     /// A Unix socket.
     Unix(PathBuf),
 }
 
-/// Text that is neither `host:port` nor `unix:/path`.
+/// The error for text that is neither `host:port` nor `unix:/path`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{text:?} is not an address: {problem}; write host:port, as 127.0.0.1:7415 or [::1]:7415, or unix:/path, \
@@ -74,7 +74,7 @@ impl From<SocketAddr> for Address {
     }
 }
 
-/// As it is parsed.
+/// Prints an address in the form that `Address::from_str` parses.
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,8 +1,7 @@
-//! Serves one connection, from the end of its handshake to its loss.
+//! Serves one connection from the end of its handshake until it is closed or lost.
 //!
-//! One task reads and writes. It encodes all waiting requests together and writes them at once, and it gives all answers
-//! that it has read to their callers. It reads the socket before a request or the server counts as late: see
-//! [`Connection::timer_fired`].
+//! One task reads and writes. It writes all waiting requests at once, and passes all answers that it has read to their
+//! callers. Before a request or the server times out, the task reads the socket: see [`Connection::timer_fired`].
 
 use std::collections::HashMap;
 use std::io;
@@ -22,22 +21,24 @@ use crate::core::{BatchId, CLOCK_BEAT, Reason, SHORTEST_STALL};
 use crate::protocol::frame::{Body, Frame, GoAwayReason};
 use crate::protocol::{Codec, DecodeError, Decoded};
 
-/// Requests are encoded up to this many bytes ahead of what the server takes.
+/// How many encoded bytes may wait to be written before the task encodes no more requests.
 const WRITE_AHEAD: usize = 256 * 1024;
 
-/// With more unwritten bytes, the server sends Pings and does not read the Pongs.
+/// How many bytes may wait to be written when a Ping arrives. Beyond this limit, the server sends Pings without reading
+/// the Pongs, and the connection fails.
 const MAX_UNWRITTEN: usize = 4 * 1024 * 1024;
 
-/// How often the socket is read, at most, before requests expire.
+/// The maximum number of reads before requests expire.
 const READS_BEFORE_EXPIRY: usize = 64;
 
-/// How long saying goodbye may take.
+/// The time limit for closing a connection with GoAway, in ms.
 const GOODBYE_MS: u32 = 1_000;
 
-/// How long this subscriber does not want a batch that it had no room for. Others may have it at once.
+/// The delay before a batch that found no room can return to this subscriber, in ms. Other subscribers can get the
+/// batch at once.
 const RETURN_DELAY_MS: u32 = 5_000;
 
-/// A connection at work.
+/// A connection that is being served.
 struct Connection<'a> {
     dialer: &'a Dialer,
     requests: &'a mut PendingRequests,
@@ -46,16 +47,16 @@ struct Connection<'a> {
     outgoing: Outgoing,
     keep_alive: KeepAlive,
     timer: Pin<Box<Sleep>>,
-    /// Whether the timer fired too late the last time, so that nothing expired.
+    /// Whether the timer last fired so late that the expiry of requests was postponed.
     is_postponed: bool,
     /// The reason that the server gave for the end of the connection.
     farewell: Option<String>,
-    /// Repeated acknowledgements, by their correlation ids. No caller waits for them.
+    /// Acknowledgements that were repeated, by correlation id. No caller waits for their answers.
     repeated: HashMap<u32, Vec<BatchId>>,
 }
 
-/// Serves until no caller needs the connection, or it is lost: then returns the cause, and requests in flight have
-/// failed. Requests that are not written still wait.
+/// Serves a connection until no caller needs it or it is lost. After a loss, fails the requests in flight and returns
+/// the cause. Requests that are not written keep waiting.
 pub(super) async fn serve(
     open: OpenConnection,
     dialer: &Dialer,
@@ -76,7 +77,7 @@ pub(super) async fn serve(
         repeated: HashMap::new(),
     };
     let Err(error) = connection.work().await else {
-        // If this fails, only courtesy is lost.
+        // A failure here changes nothing for the callers.
         let _ = timeout(Duration::from_millis(GOODBYE_MS.into()), connection.say_goodbye()).await;
         return Ok(());
     };
@@ -92,10 +93,10 @@ impl Connection<'_> {
         if let Some(received) = self.received {
             self.repeat_acks(received.unanswered());
         }
-        // The first batches may have arrived with the answer to Subscribe.
+        // The first batches may have arrived together with the answer to Subscribe.
         self.decode()?;
         loop {
-            // A request whose caller has given up is not sent: so the caller knows that it was not applied.
+            // Do not send requests that have timed out. So their callers know that these requests were not applied.
             self.requests.expire_waiting(Instant::now(), None);
             while self.outgoing.bytes.len() < WRITE_AHEAD
                 && let Some(Frame { correlation, body }) = self.requests.next_frame()
@@ -106,10 +107,10 @@ impl Connection<'_> {
                 return Ok(());
             }
             self.advance_timer();
-            // Not biased: neither much to read nor much to write may starve the other.
+            // Not biased: a constant stream of reads must not starve writes, nor the reverse.
             tokio::select! {
                 written = self.outgoing.write(), if self.outgoing.has_unwritten() => if let Err(error) = written {
-                    // The server may have answered, and sent its reason, before it closed.
+                    // The server may have sent answers and an Error before it closed.
                     self.read_received().await?;
                     return Err(error);
                 },
@@ -117,7 +118,8 @@ impl Connection<'_> {
                     read?;
                     self.decode()?;
                     if self.received.is_some() {
-                        // The reader, perhaps on this thread, gets what has arrived before more is read.
+                        // Let the subscription's reader, which may share this thread, take these batches before more
+                        // are read.
                         tokio::task::yield_now().await;
                     }
                 }
@@ -127,13 +129,13 @@ impl Connection<'_> {
         }
     }
 
-    /// Decodes and handles all whole frames of the input.
+    /// Decodes and handles all complete frames of the input.
     fn decode(&mut self) -> io::Result<()> {
         self.keep_alive.received(Instant::now());
         loop {
             match Codec::default().decode(&mut self.incoming.bytes) {
                 Ok(Some(Decoded::Frame(frame))) => self.handle(frame)?,
-                // A later server may have types that this client does not know and did not ask for.
+                // Ignore frame types that only a later server knows.
                 Ok(Some(Decoded::Refused { refusal, .. })) if refusal.reason == Reason::UnknownType => {}
                 Ok(Some(Decoded::Refused { correlation, refusal })) => {
                     let address = &self.dialer.address;
@@ -180,7 +182,7 @@ impl Connection<'_> {
                 if correlation < FIRST_REQUEST || error.reason().is_some_and(Reason::closes) {
                     self.farewell = Some(format!("the server said: {}", error.text));
                 }
-                // A refused repeat is repeated when the batch is redelivered.
+                // If the server refuses a repeated acknowledgement, it is sent again when the batch is redelivered.
                 self.repeated.remove(&correlation);
                 self.requests.answer(correlation, Err(ClientError::Refused(error)));
             }
@@ -210,8 +212,8 @@ impl Connection<'_> {
         }
     }
 
-    /// Moves the timer forward if a request times out before it fires. It is not moved back when that request is
-    /// answered: to let it fire for nothing is cheaper than to move it with every answer.
+    /// Sets the timer earlier if a request times out before the timer fires. The timer is not set back when that
+    /// request is answered: a needless wake-up is cheaper than a change with every answer.
     fn advance_timer(&mut self) {
         if let Some(deadline) = self.requests.next_deadline()
             && deadline < self.timer.deadline()
@@ -221,8 +223,9 @@ impl Connection<'_> {
         }
     }
 
-    /// Expires requests and checks the keep-alive, unless the timer fired so late that this process was stalled. Then data
-    /// that arrived meanwhile is read first, for a moment, and the server's silence is measured from now.
+    /// Expires requests and checks the keep-alive. If the timer fired so late that this process was stalled, postpones
+    /// both by [`CLOCK_BEAT`], but not twice in a row. So data that arrived during the stall is read first. After a
+    /// stall, the server has one whole interval to answer.
     async fn timer_fired(&mut self) -> io::Result<()> {
         let now = Instant::now();
         if now.saturating_duration_since(self.timer.deadline()) > SHORTEST_STALL {
@@ -251,7 +254,7 @@ impl Connection<'_> {
         Ok(())
     }
 
-    /// Reads what is in the socket already, and a bounded amount of what arrives meanwhile.
+    /// Reads and handles the bytes that are already in the socket, with a bounded number of reads.
     async fn read_received(&mut self) -> io::Result<()> {
         for _ in 0..READS_BEFORE_EXPIRY {
             tokio::select! {
@@ -264,12 +267,13 @@ impl Connection<'_> {
         Ok(())
     }
 
-    /// Ends when the server has closed its side too.
+    /// Sends GoAway, closes the sending side, and waits until the server closes its side.
     async fn say_goodbye(&mut self) -> io::Result<()> {
         self.send(Body::GoAway { reason: GoAwayReason::Done, grace_ms: GOODBYE_MS });
         self.outgoing.write_all().await?;
         self.outgoing.writer.shutdown().await?;
-        // Closing with unread bytes would reset the connection, and the server might lose what it has of us.
+        // Closing a socket with unread bytes would reset the connection. Then the server could lose frames that it has
+        // not read yet.
         loop {
             self.incoming.bytes.clear();
             self.incoming.read().await?;

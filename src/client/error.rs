@@ -1,4 +1,4 @@
-//! The errors of the client, and their promise about the request.
+//! The errors of the client, and whether the request may have been applied.
 
 use std::io;
 use std::sync::Arc;
@@ -8,38 +8,38 @@ use super::address::Address;
 use crate::core::{Promise, Reason};
 use crate::protocol::frame;
 
-/// Why a call failed. [`promise`](ClientError::promise) says whether it may have been applied.
+/// The error of a failed call. [`promise`](ClientError::promise) says whether the request may have been applied.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// The server refused the request, or the connection.
+    /// The server refused the request or the connection.
     #[error("the server refused: {} ({})", .0.text, word(.0))]
     Refused(frame::Error),
 
-    /// No connection could be made.
+    /// No connection could be opened.
     #[error("cannot connect to {address}: {cause}{}", question(cause))]
     Connect {
-        /// The server.
+        /// The address of the server.
         address: Address,
         /// The cause.
         cause: Arc<io::Error>,
     },
 
-    /// The connection was lost after the request was written, or may have been.
+    /// The connection was lost, and the request may have been written before.
     #[error(
         "the connection to {address} was lost before the answer came ({cause}): repeating the request is safe"
     )]
     ConnectionLost {
-        /// The server.
+        /// The address of the server.
         address: Address,
         /// The cause.
         cause: Arc<str>,
     },
 
-    /// There was no connection for as long as the request could wait; it was never written.
+    /// There was no connection until the request timed out, so the request was not sent.
     #[error("not connected to {address} for {waited:?} ({cause}): nothing was sent, try again later or elsewhere")]
     NotConnected {
-        /// The server.
+        /// The address of the server.
         address: Address,
         /// How long the request waited.
         waited: Duration,
@@ -50,11 +50,11 @@ pub enum ClientError {
     /// No answer came in time.
     #[error("no answer from {address} within {waited:?}: {}", sent(*.written))]
     Timeout {
-        /// The server.
+        /// The address of the server.
         address: Address,
         /// How long the request waited.
         waited: Duration,
-        /// Whether it was written, or may have been.
+        /// Whether the request may have been written.
         written: bool,
     },
 
@@ -62,33 +62,33 @@ pub enum ClientError {
     #[error("{0}; is that an ackwheel, and of a version that this client knows?")]
     Protocol(String),
 
-    /// The request is invalid; it was not sent.
+    /// The request is invalid and was not sent.
     #[error("{0}")]
     InvalidRequest(String),
 
     /// Only some of the frames of a request were applied.
     #[error("{applied} of {messages} messages were applied, then: {cause}")]
     Partial {
-        /// Messages in the frames that were applied.
+        /// The number of messages in the frames that were applied.
         applied: usize,
-        /// Messages in all.
+        /// The number of messages in all frames.
         messages: usize,
         /// The first failure.
         cause: Box<ClientError>,
     },
 
-    /// The client or the subscription of the call has ended.
+    /// The client or the subscription was closed before the request was sent.
     #[error(
         "the connection to {address} was closed on this side: keep client and subscription while they are used"
     )]
     Closed {
-        /// The server.
+        /// The address of the server.
         address: Address,
     },
 }
 
 impl ClientError {
-    /// The promise about the request: that nothing of it was applied, or none at all.
+    /// Returns whether it is certain that nothing was applied ([`Promise::NotApplied`]).
     pub fn promise(&self) -> Promise {
         match self {
             ClientError::Refused(error) => error.promise,
@@ -101,7 +101,7 @@ impl ClientError {
         }
     }
 
-    /// Whether the same request can succeed later, or at another sidecar.
+    /// Returns whether the same request can succeed later, or at another sidecar.
     pub fn is_retryable(&self) -> bool {
         match self {
             ClientError::Refused(error) => error.retryable,
@@ -114,7 +114,7 @@ impl ClientError {
         }
     }
 
-    /// Why the server refused, if it did and this build knows the reason.
+    /// Returns the reason of a refusal. Returns `None` for other errors, and for reasons that this build does not know.
     pub fn reason(&self) -> Option<Reason> {
         match self {
             ClientError::Refused(error) => error.reason(),
@@ -124,7 +124,7 @@ impl ClientError {
     }
 }
 
-/// The advice for an error, unless the peer is not trusted or speaks no TLS.
+/// Returns a question that helps to find the cause. The text is empty if the peer is not trusted or speaks no TLS.
 fn question(cause: &io::Error) -> &'static str {
     if cause.kind() == io::ErrorKind::InvalidData { "" } else { "; is ackwheel serving there?" }
 }

@@ -1,4 +1,4 @@
-//! Makes a connection that is ready for requests: connects, says Hello and, for a subscription, sends Subscribe.
+//! Opens connections: connects, exchanges Hello and Welcome and, for a subscription, sends Subscribe.
 
 use std::io;
 use std::sync::Arc;
@@ -14,24 +14,25 @@ use super::options::ClientOptions;
 use crate::protocol::frame::{Body, Error, Frame, Subscribe, VERSIONS, Welcome};
 use crate::protocol::{Codec, DecodeError, Decoded};
 
-/// Bytes that are read at once, if they are there.
+/// How many bytes of buffer are reserved for reading at a time.
 const READ_LENGTH: usize = 64 * 1024;
 
-/// The correlation ids of the handshake.
+/// The correlation id of Hello.
 const HELLO: u32 = 1;
+/// The correlation id of Subscribe, which the server repeats in every TimeoutBatch.
 pub(super) const SUBSCRIBE: u32 = 2;
-/// The first that is free for requests.
+/// The first correlation id after those of the handshake.
 pub(super) const FIRST_REQUEST: u32 = 3;
 
-/// Bytes from a server.
+/// The receiving half of a connection, with its buffer.
 pub(crate) struct Incoming {
     pub(crate) reader: Box<dyn AsyncRead + Send + Unpin>,
-    /// Bytes that were read and not yet decoded.
+    /// Bytes that were read and are not decoded yet.
     pub(crate) bytes: BytesMut,
 }
 
 impl Incoming {
-    /// Reads the bytes that are there. Cancel-safe. The end of the stream is an error.
+    /// Waits for bytes and appends them to the buffer. The end of the stream is an error. Cancel-safe.
     pub(crate) async fn read(&mut self) -> io::Result<()> {
         if self.bytes.capacity() - self.bytes.len() < READ_LENGTH / 4 {
             self.bytes.reserve(READ_LENGTH);
@@ -55,12 +56,12 @@ impl Incoming {
     }
 }
 
-/// Bytes to a server.
+/// The sending half of a connection, with its buffer.
 pub(crate) struct Outgoing {
     pub(crate) writer: Box<dyn AsyncWrite + Send + Unpin>,
-    /// Bytes that are not yet written.
+    /// Bytes that are not written yet.
     pub(crate) bytes: BytesMut,
-    /// Whether the stream holds bytes back that were written to it, as TLS can.
+    /// Whether the stream may still buffer written bytes, as TLS does.
     is_unflushed: bool,
 }
 
@@ -69,12 +70,12 @@ impl Outgoing {
         Codec::default().encode_frame(&Frame::new(correlation, body), &mut self.bytes);
     }
 
-    /// Whether bytes wait to be written or flushed.
+    /// Returns whether bytes wait to be written or flushed.
     pub(super) fn has_unwritten(&self) -> bool {
         !self.bytes.is_empty() || self.is_unflushed
     }
 
-    /// Writes the bytes that the server takes; if there are none, flushes the stream. Cancel-safe.
+    /// Writes as many waiting bytes as the stream accepts. If no bytes wait, flushes the stream. Cancel-safe.
     pub(super) async fn write(&mut self) -> io::Result<()> {
         if self.bytes.is_empty() {
             self.writer.flush().await?;
@@ -101,11 +102,11 @@ pub(crate) struct OpenConnection {
     pub(crate) incoming: Incoming,
     pub(crate) outgoing: Outgoing,
     pub(crate) welcome: Welcome,
-    /// The group that was joined; empty without a subscription.
+    /// The group that the subscription joined; empty if there is no subscription.
     pub(super) group: String,
 }
 
-/// Makes connections with the same address, options and subscription.
+/// A factory of connections with the same address, options and subscription.
 #[derive(Debug)]
 pub(super) struct Dialer {
     pub(super) address: Address,
@@ -114,7 +115,7 @@ pub(super) struct Dialer {
 }
 
 impl Dialer {
-    /// Makes a connection within the connect timeout.
+    /// Opens a connection within the connect timeout.
     pub(super) async fn dial(&self) -> Result<OpenConnection, ClientError> {
         let hello = Body::Hello(self.options.hello()?);
         let limit = self.options.connect_timeout;
@@ -154,7 +155,7 @@ impl Dialer {
         match &self.address {
             Address::Tcp { host, port } => {
                 let stream = TcpStream::connect((host.as_str(), *port)).await?;
-                // Frames are collected here, so the kernel need not wait for more.
+                // Frames are already collected in `Outgoing`, so Nagle's algorithm would only delay them.
                 stream.set_nodelay(true)?;
                 match &self.options.tls {
                     None => Ok(boxed(stream.into_split())),
@@ -181,17 +182,18 @@ where
     (incoming, Outgoing { writer: Box::new(writer), bytes: BytesMut::new(), is_unflushed: false })
 }
 
-/// Makes a connection for a caller that speaks the protocol itself.
+/// Opens a connection for a caller that reads and writes frames itself.
 #[cfg(feature = "sidecar")]
 pub(crate) async fn open(address: &Address, options: &ClientOptions) -> Result<OpenConnection, ClientError> {
     let dialer = Dialer { address: address.clone(), options: options.clone(), subscribe: None };
     dialer.dial().await
 }
 
-/// Sends a request and waits for its answer, or for an Error. Answers Pings and ignores a GoAway meanwhile.
+/// Sends a request and waits for its answer or for an Error. While waiting, answers Pings and ignores GoAways.
 async fn ask(incoming: &mut Incoming, outgoing: &mut Outgoing, correlation: u32, body: Body) -> io::Result<Body> {
     outgoing.encode(correlation, body);
-    // A server that closes before it has read may have sent its reason.
+    // If the write fails, the server may have sent an Error before it closed. So read first, and report the write error
+    // only if reading fails too.
     let mut unwritten = outgoing.write_all().await.err();
     loop {
         let frame = incoming.read_frame().await.map_err(|error| unwritten.take().unwrap_or(error))?;

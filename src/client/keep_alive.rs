@@ -1,30 +1,31 @@
 //! Decides when a silent server gets a Ping, and when its connection counts as lost.
 //!
-//! A state machine without I/O: it takes `now` and returns the action.
+//! This state machine does no I/O: it takes `now` and returns the next action.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Bounds of the interval that a server may ask for, against a busy loop and an endless wait.
+/// The minimum ping interval. A shorter interval from the server would cause a busy loop.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
+/// The maximum ping interval. A longer interval from the server would delay the detection of a lost connection.
 const LONGEST_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The action that the silence of the server requires.
+/// The action to take after the server was silent for some time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     Wait,
     Ping,
-    /// The connection is lost: the server was silent for this long.
+    /// The connection counts as lost: the server was silent for this long.
     GiveUp(Duration),
 }
 
-/// The silence of a server.
+/// The state of the keep-alive: when the server last sent data, and whether a Ping followed.
 #[derive(Debug)]
 pub(super) struct KeepAlive {
     interval: Duration,
     received_at: Instant,
-    /// Whether a Ping was sent since then.
+    /// Whether a Ping was sent after `received_at`.
     is_pinged: bool,
 }
 
@@ -35,14 +36,14 @@ impl KeepAlive {
         KeepAlive { interval, received_at: now, is_pinged: false }
     }
 
-    /// Records that something was received.
+    /// Records that the server sent something.
     pub(super) fn received(&mut self, now: Instant) {
         self.received_at = now;
         self.is_pinged = false;
     }
 
-    /// Records that this process was stalled. It could not read for an unknown time, so the next action is a Ping, and
-    /// the server has a whole interval from now to answer it.
+    /// Records that this process was stalled and may have unread data from the server. So the next action is a Ping,
+    /// and the server has one whole interval from `now` to answer.
     pub(super) fn stalled(&mut self, now: Instant) {
         if let Some(interval_ago) = now.checked_sub(self.interval) {
             self.received_at = self.received_at.max(interval_ago);
@@ -50,7 +51,7 @@ impl KeepAlive {
         self.is_pinged = false;
     }
 
-    /// The action at `now`.
+    /// Returns the action at `now`.
     pub(super) fn check(&mut self, now: Instant) -> Action {
         if now < self.next_check() {
             return Action::Wait;
@@ -62,7 +63,7 @@ impl KeepAlive {
         Action::Ping
     }
 
-    /// When the next action is due.
+    /// Returns the time of the next action.
     pub(super) fn next_check(&self) -> Instant {
         self.received_at + if self.is_pinged { self.interval * 2 } else { self.interval }
     }

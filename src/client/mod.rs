@@ -1,8 +1,8 @@
-//! The client library that a logic node in Rust links.
+//! The client library for logic nodes in Rust.
 //!
-//! A [`Client`] adds messages when they are pushed and deletes them when their Ack arrives; a
-//! [`Subscription`] yields the messages that were not acknowledged. Both connect, keep their connection alive
-//! and make a new one when it is lost.
+//! A [`Client`] adds messages when they are pushed and deletes them when their Ack arrives. A [`Subscription`] yields
+//! the messages that were not acknowledged. Each of the two has its own connection, keeps it alive, and reconnects when
+//! it is lost.
 //!
 //! ```no_run
 //! use ackwheel::client::{AddOptions, Client, ClientOptions, SubscribeOptions};
@@ -11,12 +11,12 @@
 //! # async fn node() -> Result<(), Box<dyn std::error::Error>> {
 //! let client = Client::connect("127.0.0.1:7415".parse()?, ClientOptions::default()).await?;
 //!
-//! // Add before you push: an Ack can then never overtake its message.
+//! // Add the message before you push it: then the Ack cannot arrive before the message is tracked.
 //! client.add_new_msg(&[Message::new(101, 7)], AddOptions::default()).await?;
-//! // … push it to client 7, and when its Ack arrives:
+//! // … Push the message to client 7. When its Ack arrives:
 //! client.del_msg(&[Message::new(101, 7)]).await?;
 //!
-//! // Elsewhere: messages that were not acknowledged in time. docs/INTEGRATION.md says how to judge them.
+//! // In another task, receive the messages that were not acknowledged in time (see docs/INTEGRATION.md).
 //! let mut timeouts = client.subscribe(SubscribeOptions::default().group("default")).await?;
 //! while let Some(batch) = timeouts.next().await {
 //!     let batch = batch?;
@@ -39,8 +39,8 @@
 //!              ╚══════════════ received_batches ◀════════════════╝  └─ keep_alive
 //! ```
 //!
-//! The background task owns the connection and everything that can change about it; callers only
-//! queue and wait. The parts without I/O (`pending_requests`, `keep_alive`, `received_batches`) have tests without any.
+//! The background task owns the connection and its state. Callers only queue requests and wait for answers.
+//! `pending_requests`, `keep_alive` and `received_batches` do no I/O, so their tests need none.
 
 mod address;
 mod connection;
@@ -81,44 +81,45 @@ use handshake::Dialer;
 use options::{MAX_TEXT_LENGTH, check_length};
 use reconnecting_connection::{ReconnectingConnection, unexpected};
 
-/// Bytes of a message in a frame, and of everything else in that frame at most.
+/// Bytes of one message in a frame.
 const MESSAGE_LENGTH: u32 = 16;
+/// The maximum number of bytes in a frame besides its messages.
 const OVERHEAD: u32 = 64;
 
-/// A connection to an ackwheel, shared by all its clones. It is made again when it is lost.
+/// A connection to an ackwheel server. All clones share the connection, and the client reconnects when it is lost.
 ///
-/// Requests go out in the order in which their calls are first polled, without waiting for each other's
-/// answers. A call that is dropped before its request was written is not sent. When the last clone is
-/// dropped the connection is closed.
+/// Requests are sent in the order in which their futures are first polled. A request does not wait for the answers to
+/// earlier requests. If a future is dropped before its request is written, the request is not sent. Dropping the last
+/// clone closes the connection.
 ///
-/// When the connection is lost, requests that were written fail with [`ClientError::ConnectionLost`]; those
-/// that come later wait for the next connection, as long as a request may take. If that is refused they fail with the
-/// server's [`Refused`](ClientError::Refused).
+/// When the connection is lost, requests that were already written fail with [`ClientError::ConnectionLost`]. Other
+/// requests wait for the next connection until their timeout. If the server refuses the next connection, the waiting
+/// requests fail with [`Refused`](ClientError::Refused).
 #[derive(Clone)]
 pub struct Client {
     connection: Arc<ReconnectingConnection>,
 }
 
 impl Client {
-    /// Connects and says Hello. Must be called within a tokio runtime with I/O and time, which then also
-    /// runs the background task.
+    /// Connects and completes the Hello handshake. Must be called within a Tokio runtime with I/O and time enabled.
+    /// That runtime also runs the background task.
     ///
     /// # Errors
     ///
-    /// When no connection can be made, or the server refuses it. Only the first connection fails like this;
-    /// a lost one is made again for as long as there is a client.
+    /// Fails if the client cannot connect or the server refuses the connection. Only the first connection can fail this
+    /// call. After a lost connection, the client retries until its last clone is dropped.
     pub async fn connect(address: Address, options: ClientOptions) -> Result<Client, ClientError> {
         let dialer = Dialer { address, options, subscribe: None };
         let open = dialer.dial().await?;
         Ok(Client { connection: Arc::new(ReconnectingConnection::start(dialer, open, None)) })
     }
 
-    /// Takes messages into flight: call it before they are pushed. Slices of any length are sent in as many
-    /// frames as needed; the deadline is that of the last. An empty slice is answered at once, with tick 0.
+    /// Starts the ack timeout of messages. Call this before you push the messages. A long slice is sent in several
+    /// frames, and the latest of their deadlines is returned. An empty slice sends nothing and returns tick 0.
     ///
     /// # Errors
     ///
-    /// See [`ClientError`]. Repeating it is safe: messages that were added already are re-armed.
+    /// See [`ClientError`]. Repeating the call is safe: a message that is already in flight gets a new deadline.
     pub async fn add_new_msg(
         &self,
         messages: &[Message],
@@ -139,31 +140,31 @@ impl Client {
         Ok(AddNewMsgAnswer { deadline, outcomes })
     }
 
-    /// Takes messages out of flight whose Ack arrived. Returns an outcome for each, in order. Slices of any length
-    /// are sent in as many frames as needed, an empty one in none.
+    /// Removes messages whose Ack arrived. Returns one outcome per message, in order. A long slice is sent in several
+    /// frames; an empty slice sends nothing.
     ///
     /// # Errors
     ///
-    /// See [`ClientError`]. Repeating it is harmless.
+    /// See [`ClientError`]. Repeating the call is harmless.
     pub async fn del_msg(&self, messages: &[Message]) -> Result<Vec<DelOutcome>, ClientError> {
         self.delete(messages, false).await
     }
 
-    /// Takes messages out of flight whose push failed at once: they count neither as acknowledged nor in the
-    /// latency. Otherwise as [`del_msg`](Client::del_msg).
+    /// Removes messages whose push failed at once. They count neither as acknowledged nor in the latency metrics.
+    /// Otherwise this call works like [`del_msg`](Client::del_msg).
     ///
     /// # Errors
     ///
-    /// See [`ClientError`]. Repeating it is harmless.
+    /// See [`ClientError`]. Repeating the call is harmless.
     pub async fn withdraw(&self, messages: &[Message]) -> Result<Vec<DelOutcome>, ClientError> {
         self.delete(messages, true).await
     }
 
-    /// Sends a Ping, which the server answers with the same payload, and returns how long that took.
+    /// Sends a Ping and returns the round-trip time. The server answers with the same payload.
     ///
     /// # Errors
     ///
-    /// When the payload is longer than 64 bytes; else see [`ClientError`].
+    /// Fails if the payload is longer than 64 bytes. For other failures see [`ClientError`].
     pub async fn ping(&self, payload: &[u8]) -> Result<Duration, ClientError> {
         check_length("the payload", payload.len(), MAX_PING_LENGTH)?;
         let asked = Instant::now();
@@ -176,38 +177,39 @@ impl Client {
         }
     }
 
-    /// Deletes a group, and with it the batches that it has not acknowledged.
+    /// Deletes a group and discards the batches that this group has not acknowledged.
     ///
     /// # Errors
     ///
-    /// When there is no such group, or it has subscribers, or is the default group; else see [`ClientError`].
+    /// Fails if the group does not exist, has subscribers, or is the default group. For other failures see
+    /// [`ClientError`].
     pub async fn group_delete(&self, name: &str) -> Result<(), ClientError> {
         check_length("the group's name", name.len(), MAX_TEXT_LENGTH)?;
-        // An answer of another type is an error already.
+        // The background task has already turned an answer of the wrong type into an error.
         self.connection.ask(Body::GroupDelete(name.to_owned())).await.map(drop)
     }
 
-    /// Subscribes on a connection of its own, to the same address and with the same options.
+    /// Opens a subscription on a new connection, with the address and the options of this client.
     ///
     /// # Errors
     ///
-    /// As [`Subscription::open`].
+    /// See [`Subscription::open`].
     pub async fn subscribe(&self, subscription: SubscribeOptions) -> Result<Subscription, ClientError> {
         Subscription::open(self.address().clone(), subscription, self.connection.dialer.options.clone()).await
     }
 
-    /// Since when there is no connection, and why; none while there is one. Requests made meanwhile wait for one, up
-    /// to the request timeout.
+    /// Returns since when the client is disconnected, and why. Returns `None` while it is connected. During an outage,
+    /// requests wait for the next connection until their timeout.
     pub fn outage(&self) -> Option<Outage> {
         self.connection.status.borrow().outage.clone()
     }
 
-    /// The Welcome of the current connection, or of the last one.
+    /// Returns the Welcome frame of the current connection or, during an outage, of the last connection.
     pub fn welcome(&self) -> Welcome {
         self.connection.status.borrow().welcome.clone()
     }
 
-    /// Where the client connects to.
+    /// Returns the address that the client connects to.
     pub fn address(&self) -> &Address {
         &self.connection.dialer.address
     }
@@ -221,7 +223,7 @@ impl Client {
         Ok(self.ask_for_messages(messages, body, read).await?.1)
     }
 
-    /// Sends messages in as many frames as the server's limits require. Returns the last deadline and all outcomes.
+    /// Sends messages in as many frames as the server's limits require. Returns the latest deadline and all outcomes.
     async fn ask_for_messages<O: Clone>(
         &self,
         messages: &[Message],

@@ -1,4 +1,4 @@
-//! The options of clients, AddNewMsgs and subscriptions, with defaults that fit most uses.
+//! The options of clients, of AddNewMsg requests and of subscriptions, with their defaults.
 
 use std::time::Duration;
 
@@ -7,15 +7,15 @@ use super::error::ClientError;
 use super::tls::Tls;
 use crate::protocol::frame::{Hello, MAX_TOKEN_LENGTH, Secret, Subscribe, VERSIONS};
 
-/// The longest text of the protocol: its length is one byte.
+/// The maximum length of a text, in bytes: the protocol encodes this length in one byte.
 pub(super) const MAX_TEXT_LENGTH: usize = 255;
 
-/// The certificates that a client trusts when a server speaks TLS. Without the feature `tls` there are none.
+/// The certificates that a client trusts when a server uses TLS. Without the feature `tls`, this type has no values.
 #[cfg(not(feature = "tls"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tls {}
 
-/// Methods that set one option each.
+/// Defines methods that set one option each.
 macro_rules! setters {
     ($options:ident { $($(#[$attribute:meta])+ $option:ident($value:ident: $type:ty) = $set:expr;)+ }) => {
         impl $options {
@@ -29,22 +29,22 @@ macro_rules! setters {
     };
 }
 
-/// How a client connects, waits and reconnects.
+/// The options of a connection: credentials, timeouts and reconnection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientOptions {
-    /// The secret that the server requires, if it requires one.
+    /// The secret that the server requires; `None` if it requires none.
     pub token: Option<Secret>,
-    /// The trusted certificates, if the server speaks TLS on its TCP port. Needs the feature `tls`.
+    /// The certificates to trust; `None` for a connection without TLS. Needs the feature `tls`.
     pub tls: Option<Tls>,
-    /// A name for the server's logs, at most 255 bytes.
+    /// The name of this client in the server's logs, at most 255 bytes.
     pub client_name: String,
-    /// How long a call may take, waiting for room and for a connection included.
+    /// The timeout of a call, including the wait for room in the queue and for a connection.
     pub request_timeout: Duration,
-    /// How long it may take until a connection is ready for requests.
+    /// The timeout for opening a connection, including the handshake.
     pub connect_timeout: Duration,
-    /// The pause before the first attempt to reconnect; it doubles with every attempt.
+    /// The pause before the first attempt to reconnect. The pause doubles with every attempt.
     pub first_backoff: Duration,
-    /// The longest pause between two attempts to reconnect.
+    /// The maximum pause between two attempts to reconnect.
     pub max_backoff: Duration,
 }
 
@@ -66,20 +66,20 @@ setters! {
     ClientOptions {
         /// Sets the secret that the server requires.
         token(token: impl Into<Vec<u8>>) = Some(Secret(token.into()));
-        /// Makes the client speak TLS on TCP.
+        /// Sets the certificates to trust, and turns on TLS for TCP connections.
         #[cfg(feature = "tls")]
         tls(tls: Tls) = Some(tls);
-        /// Sets the name for the server's logs.
+        /// Sets the name of this client in the server's logs.
         client_name(name: impl Into<String>) = name.into();
-        /// Sets how long a call may take.
+        /// Sets the timeout of a call.
         request_timeout(timeout: Duration) = timeout;
-        /// Sets how long it may take until a connection is ready.
+        /// Sets the timeout for opening a connection.
         connect_timeout(timeout: Duration) = timeout;
     }
 }
 
 impl ClientOptions {
-    /// Sets the first and the longest pause between attempts to reconnect.
+    /// Sets the first and the maximum pause between attempts to reconnect.
     #[must_use]
     pub fn backoff(mut self, first: Duration, max: Duration) -> Self {
         self.first_backoff = first;
@@ -95,12 +95,12 @@ impl ClientOptions {
     }
 }
 
-/// The options of an AddNewMsg.
+/// The options of an AddNewMsg request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddOptions {
-    /// Ticks that the messages may stay in flight, 1 to the slots of the ring; none for one revolution.
+    /// The ack timeout in ticks, from 1 to the number of slots of the ring. `None` means one revolution of the ring.
     pub ack_timeout_ticks: Option<u16>,
-    /// The timeout batch repeats it.
+    /// The attempt number of the push, which the timeout batch repeats.
     pub attempt: u8,
 }
 
@@ -112,23 +112,24 @@ impl Default for AddOptions {
 
 setters! {
     AddOptions {
-        /// Sets how many ticks the messages may stay in flight.
+        /// Sets the ack timeout in ticks.
         ack_timeout_ticks(ticks: u16) = Some(ticks);
-        /// Sets the attempt that the timeout batch repeats.
+        /// Sets the attempt number, which the timeout batch repeats.
         attempt(attempt: u8) = attempt;
     }
 }
 
-/// The options of a subscription: the group, and how many messages at once.
+/// The options of a subscription: the group, and how many messages the server may deliver ahead.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubscribeOptions {
-    /// The group to join; none for a new ephemeral group, which the server names.
+    /// The group to join. `None` creates a new ephemeral group, which the server names.
     pub group: Option<String>,
-    /// How many messages may be delivered and not yet acknowledged.
+    /// The maximum number of messages that are delivered and not yet acknowledged.
     pub credit: u32,
-    /// Whether the group, if it is new, begins with the next batch and not with the oldest kept.
+    /// Whether a new group starts at the next batch. Otherwise the group starts at the oldest batch that the server
+    /// keeps.
     pub from_end: bool,
-    /// Whether the group is deleted with its last member. It begins with the next batch.
+    /// Whether the server deletes the group when its last member leaves. An ephemeral group starts at the next batch.
     pub ephemeral: bool,
 }
 
@@ -142,11 +143,11 @@ setters! {
     SubscribeOptions {
         /// Sets the group to join.
         group(name: impl Into<String>) = Some(name.into());
-        /// Sets how many messages may be delivered and not yet acknowledged.
+        /// Sets the maximum number of messages that are delivered and not yet acknowledged.
         credit(messages: u32) = messages;
-        /// Sets whether the group, if it is new, begins with the next batch.
+        /// Sets whether a new group starts at the next batch.
         from_end(from_end: bool) = from_end;
-        /// Sets whether the group is deleted with its last member.
+        /// Sets whether the server deletes the group when its last member leaves.
         ephemeral(ephemeral: bool) = ephemeral;
     }
 }
@@ -160,7 +161,7 @@ impl SubscribeOptions {
     }
 }
 
-/// Refuses a field that no frame can carry. The server checks the rest.
+/// Refuses a field that is too long for a frame. The server checks all other properties.
 pub(super) fn check_length(field: &str, length: usize, most: usize) -> Result<(), ClientError> {
     if length > most {
         return Err(ClientError::InvalidRequest(format!("{field} has {length} bytes: use at most {most}")));

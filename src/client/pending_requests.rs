@@ -1,4 +1,5 @@
-//! The requests of a connection on the side of its background task: those that wait to be written, and those in flight.
+//! The requests that the background task of a connection holds: waiting to be written, or in flight (written and not
+//! answered).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
@@ -12,28 +13,29 @@ use super::error::ClientError;
 use super::handshake::{Dialer, FIRST_REQUEST};
 use crate::protocol::frame::{Body, Frame, FrameType};
 
-/// An answer has the number of its request with the highest bit set.
+/// The highest bit of a frame type: set in an answer, clear in its request.
 const ANSWER_BIT: u8 = 0x80;
 
-/// The least weight of a request, in messages. A written request has this weight: the memory of its waiting caller.
+/// The minimum room that a request takes in the window, in messages. The window is the semaphore that bounds pending
+/// requests. A request in flight takes this room, because its caller still occupies memory.
 pub(super) const LEAST_WEIGHT: usize = 8;
 
 /// The answer to a request.
 pub(super) type Answer = Result<Body, ClientError>;
 
-/// The caller of a request that is not answered.
+/// The caller that waits for the answer to a request.
 #[derive(Debug)]
 pub(super) struct Caller {
     pub(super) asked: FrameType,
-    /// When it gives up.
+    /// When the request times out.
     pub(super) deadline: Instant,
     pub(super) answer: oneshot::Sender<Answer>,
-    /// The room of its request in the window of the connection.
+    /// The room that the request takes in the window.
     pub(super) room: OwnedSemaphorePermit,
 }
 
 impl Caller {
-    /// Gives the answer to the caller. One that is gone needs none.
+    /// Sends the answer to the caller. Does nothing if the caller has stopped waiting.
     fn give(self, answer: Answer) {
         let _ = self.answer.send(answer);
     }
@@ -42,13 +44,14 @@ impl Caller {
 /// A request that waits to be written.
 pub(super) type Request = (Body, Caller);
 
-/// The requests of a connection. All its callers have the same timeout, so requests are in the order of their deadlines.
+/// The pending requests of a connection. All of them have the same timeout, so they are in the order of their
+/// deadlines.
 #[derive(Debug)]
 pub(super) struct PendingRequests {
     dialer: Arc<Dialer>,
     queue: UnboundedReceiver<Request>,
     waiting: VecDeque<Request>,
-    /// By sequence number, whose lower half is the correlation id.
+    /// Requests in flight by sequence number. The lower half of this number is the correlation id.
     in_flight: BTreeMap<u64, Caller>,
     next: u64,
 }
@@ -59,7 +62,7 @@ impl PendingRequests {
         PendingRequests { dialer, queue, waiting: VecDeque::new(), in_flight: BTreeMap::new(), next }
     }
 
-    /// Waits for requests and takes all there are. Cancel-safe.
+    /// Waits for a request, then takes all queued requests. Cancel-safe.
     pub(super) async fn take(&mut self) {
         self.waiting.extend(self.queue.recv().await);
         self.take_queued();
@@ -69,37 +72,39 @@ impl PendingRequests {
         self.waiting.extend(std::iter::from_fn(|| self.queue.try_recv().ok()));
     }
 
-    /// Whether no more requests will come, because no caller is left.
+    /// Returns whether no more requests can come, because the queue is closed and empty.
     pub(super) fn is_closed(&self) -> bool {
         self.queue.is_closed() && self.queue.is_empty()
     }
 
-    /// Whether no caller waits for an answer, nor will.
+    /// Returns whether no caller waits for an answer, and no more requests can come.
     pub(super) fn is_done(&self) -> bool {
         let mut in_flight = self.in_flight.values();
         self.is_closed() && self.waiting.is_empty() && in_flight.all(|caller| caller.answer.is_closed())
     }
 
-    /// A correlation id that no request in flight has, nor the handshake: that of the Subscribe stays in use.
+    /// Returns a correlation id that no request in flight uses. Skips the ids of the handshake, because batches arrive
+    /// under the id of Subscribe.
     pub(super) fn next_correlation(&mut self) -> u32 {
         self.next += u64::from(FIRST_REQUEST.saturating_sub(correlation_of(self.next)));
         self.next += 1;
         correlation_of(self.next - 1)
     }
 
-    /// Takes the next request whose caller still waits, and makes its frame.
+    /// Moves the next request whose caller still waits into flight, and returns its frame.
     pub(super) fn next_frame(&mut self) -> Option<Frame> {
         let mut requests = std::iter::from_fn(|| self.waiting.pop_front());
         let (body, mut caller) = requests.find(|(_, caller)| !caller.answer.is_closed())?;
-        // The messages are about to be bytes; a request in flight needs less room.
+        // The messages are about to be encoded. In flight, the request needs less room in the window.
         caller.room = caller.room.split(LEAST_WEIGHT).unwrap_or(caller.room);
         let correlation = self.next_correlation();
         self.in_flight.insert(self.next - 1, caller);
         Some(Frame::new(correlation, body))
     }
 
-    /// Gives an answer to its caller. An answer of the wrong type fails the request. Returns whether the server was right
-    /// to send it: it has the right type, and its request was sent, though it may have timed out since.
+    /// Sends an answer to its caller. An answer of the wrong type fails the request. Returns whether the server was
+    /// allowed to send this answer: it has the right type and belongs to a request that was sent. The request may have
+    /// timed out.
     pub(super) fn answer(&mut self, correlation: u32, answer: Answer) -> bool {
         let Some(sequence) = self.sequence(correlation) else { return matches!(answer, Ok(Body::Pong(_))) };
         let Some(caller) = self.in_flight.remove(&sequence) else { return true };
@@ -117,7 +122,7 @@ impl PendingRequests {
         is_right
     }
 
-    /// When the first request times out.
+    /// Returns when the next request times out.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let in_flight = self.in_flight.first_key_value().map(|(_, caller)| caller.deadline);
         in_flight.into_iter().chain(self.first_waiting_deadline()).min()
@@ -127,7 +132,7 @@ impl PendingRequests {
         self.waiting.front().map(|(_, caller)| caller.deadline)
     }
 
-    /// Fails requests that waited too long to be written. If there is no connection, `cause` says why.
+    /// Fails waiting requests whose deadline has passed. If there is no connection, `cause` says why.
     pub(super) fn expire_waiting(&mut self, now: Instant, cause: Option<&Arc<str>>) {
         let expired = self.waiting.partition_point(|(_, caller)| caller.deadline <= now);
         for (_, caller) in self.waiting.drain(..expired) {
@@ -139,7 +144,7 @@ impl PendingRequests {
         }
     }
 
-    /// Fails requests in flight that were not answered in time.
+    /// Fails requests in flight whose deadline has passed.
     pub(super) fn expire_in_flight(&mut self, now: Instant) {
         while let Some(first) = self.in_flight.first_entry().filter(|first| first.get().deadline <= now) {
             let (address, waited) = (self.dialer.address.clone(), self.dialer.options.request_timeout);
@@ -147,7 +152,7 @@ impl PendingRequests {
         }
     }
 
-    /// Fails all requests that wait.
+    /// Fails all requests that wait to be written.
     pub(super) fn fail_waiting(&mut self, error: &ClientError) {
         for (_, caller) in self.waiting.drain(..) {
             caller.give(Err(error.clone()));
@@ -162,15 +167,15 @@ impl PendingRequests {
         self.next = FIRST_REQUEST.into();
     }
 
-    /// Accepts nothing more and fails all requests that wait.
+    /// Closes the queue and fails all requests that wait to be written.
     pub(super) fn end(&mut self, error: &ClientError) {
         self.queue.close();
         self.take_queued();
         self.fail_waiting(error);
     }
 
-    /// Runs `work` while there is no connection, for this cause. Requests wait meanwhile, each until its deadline. None
-    /// when no caller is left.
+    /// Runs `work` while there is no connection, because of `cause`. Meanwhile, collects new requests and fails those
+    /// whose deadline passes. Returns `None` if no caller is left.
     pub(super) async fn wait_for<T>(&mut self, work: impl Future<Output = T>, cause: &Arc<str>) -> Option<T> {
         tokio::pin!(work);
         while !self.is_closed() {
@@ -186,7 +191,7 @@ impl PendingRequests {
         None
     }
 
-    /// The latest sequence number with this correlation id, if it was used on this connection.
+    /// Returns the latest sequence number with this correlation id, if this connection has used the id.
     fn sequence(&self, correlation: u32) -> Option<u64> {
         const ROUND: u64 = 1 << 32;
         let this_round = self.next & !(ROUND - 1) | u64::from(correlation);
@@ -210,7 +215,7 @@ mod tests {
     use super::super::options::ClientOptions;
     use super::*;
 
-    /// No requests yet. Correlation ids begin with `first`.
+    /// Returns an empty set of requests whose correlation ids begin with `first`.
     fn pending(first: u32) -> PendingRequests {
         let (address, options) = ("127.0.0.1:7415".parse().unwrap(), ClientOptions::default());
         let dialer = Dialer { address, options, subscribe: None };

@@ -1,18 +1,18 @@
-//! Batches of a subscription, between the background task and the reader: those that are not read, and those whose
-//! acknowledgement is not answered.
+//! The batches that a subscription holds: unread batches, and batches whose acknowledgement is not answered yet.
 //!
-//! # Why it stays within its bound
+//! # Why memory stays bounded
 //!
-//! The server limits batches in our hands by the credit. It gives a batch that a reader does not read for too long, or
-//! that came on a connection now lost, to another member or to us again, and then the credit no longer counts our old
-//! copy. So a copy replaces the unread one, and if more is held than the credit allows, a new batch is returned:
-//! the server delivers it to others, or to us again. Batches stay here across connections: the server that sent one may
-//! have ended, and with it the only other copy.
+//! The credit limits the unacknowledged messages that the server delivers. If a batch stays unread for too long or its
+//! connection is lost, the server redelivers this batch, perhaps to this client. The server then no longer counts the
+//! old copy against the credit. So a redelivered batch replaces its unread copy. If the unread messages have reached
+//! the credit, a new batch is returned to the server. Unread batches survive a lost connection: if their server has
+//! ended, they may be the only copies.
 //!
 //! # Acknowledged batches
 //!
-//! Their reader has dealt with them. Until the server confirms that they are settled, they are not read again, but
-//! acknowledged again: an acknowledgement may be lost with its connection, and the server then redelivers the batch.
+//! The reader has processed an acknowledged batch and must not get it again. But an acknowledgement can be lost with
+//! its connection, and then the server redelivers the batch. Such a batch is acknowledged again, until the server
+//! confirms that the batch is settled.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -25,56 +25,57 @@ use crate::protocol::frame::{MAX_BATCH_IDS, TimeoutBatch};
 /// The batches of a subscription.
 #[derive(Debug)]
 pub(super) struct ReceivedBatches {
-    /// As the server does, it takes another batch while it holds fewer messages than this.
+    /// The credit in messages. As in the server, another batch is accepted while fewer messages than this are unread.
     credit: usize,
     state: Mutex<State>,
 }
 
-/// The outcome for a batch that arrived.
+/// The outcome of [`ReceivedBatches::deliver`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DeliverOutcome {
-    /// It waits for its reader.
+    /// The batch waits for the reader.
     Kept,
-    /// There is no room for it: return it.
+    /// There is no room for the batch: return it to the server.
     NoRoom,
-    /// Its reader has acknowledged it.
+    /// The reader has already acknowledged the batch.
     Acknowledged(AckState),
 }
 
 /// The state of an acknowledgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AckState {
-    /// A caller waits for its answer.
+    /// A caller waits for the answer.
     Asked,
-    /// It has failed, or its caller did not wait for the answer: repeat it.
+    /// The acknowledgement failed, or its caller stopped waiting: repeat the acknowledgement.
     Unanswered,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct State {
-    /// In the order of their ids: earlier ticks first.
+    /// Unread batches in the order of their ids: batches of earlier ticks come first.
     unread: BTreeMap<BatchId, TimeoutBatch>,
     unread_messages: usize,
-    /// At most as many as one BatchAck carries. One more is not remembered: it is read again.
+    /// Acknowledged batches that are not settled yet, at most as many as one BatchAck can carry. A batch beyond this
+    /// limit is not remembered, so the reader gets it again if it is redelivered.
     acknowledged: HashMap<BatchId, AckState>,
-    /// The group joined.
+    /// The group that the subscription joined.
     pub(super) group: String,
-    /// How often the subscription was renewed on a new connection.
+    /// How many times the subscription was renewed on a new connection.
     pub(super) reconnects: u64,
     ended: bool,
-    /// Why it ended, until the reader has learnt it.
+    /// The error that ended the subscription, until the reader receives it.
     error: Option<ClientError>,
     reader: Option<Waker>,
 }
 
 impl ReceivedBatches {
-    /// For a subscription with this credit that joined this group.
+    /// Creates the state of a subscription that joined `group`.
     pub(super) fn new(credit: u32, group: String) -> ReceivedBatches {
         let credit = usize::try_from(credit).unwrap_or(usize::MAX);
         ReceivedBatches { credit, state: Mutex::new(State { group, ..State::default() }) }
     }
 
-    /// The reader acknowledges batches. Copies of them that it has not read are dropped.
+    /// Records that the reader acknowledges batches, and drops unread copies of these batches.
     pub(super) fn acknowledge<'a>(&'a self, batches: &'a [BatchId]) -> Acknowledgement<'a> {
         let mut state = self.state();
         for batch in batches {
@@ -88,14 +89,14 @@ impl ReceivedBatches {
         Acknowledgement { received: self, batches }
     }
 
-    /// The batches whose acknowledgement is to be repeated.
+    /// Returns the batches whose acknowledgement must be repeated.
     pub(super) fn unanswered(&self) -> Vec<BatchId> {
         let state = self.state();
         let unanswered = state.acknowledged.iter().filter(|(_, state)| **state == AckState::Unanswered);
         unanswered.map(|(batch, _)| *batch).collect()
     }
 
-    /// The server confirms that these are settled.
+    /// Records that the server confirmed these batches as settled.
     pub(super) fn settled(&self, batches: &[BatchId]) {
         let mut state = self.state();
         for batch in batches {
@@ -103,7 +104,7 @@ impl ReceivedBatches {
         }
     }
 
-    /// A batch arrived.
+    /// Keeps a batch that arrived, unless the reader has acknowledged it or there is no room.
     #[must_use]
     pub(super) fn deliver(&self, batch: TimeoutBatch) -> DeliverOutcome {
         let mut state = self.state();
@@ -111,7 +112,8 @@ impl ReceivedBatches {
             return DeliverOutcome::Acknowledged(*ack_state);
         }
         match state.unread.remove(&batch.id) {
-            // It can have another number of messages: a Redis that failed over may have expired the tick again.
+            // The new copy can have another number of messages: after a Redis failover, the tick may expire a second
+            // time.
             Some(copy) => state.unread_messages -= copy.messages.len(),
             None if state.unread_messages >= self.credit => return DeliverOutcome::NoRoom,
             None => {}
@@ -122,14 +124,15 @@ impl ReceivedBatches {
         DeliverOutcome::Kept
     }
 
-    /// The subscription was renewed on a new connection.
+    /// Records that the subscription was renewed on a new connection.
     pub(super) fn renewed(&self, group: String) {
         let mut state = self.state();
         state.reconnects += 1;
         state.group = group;
     }
 
-    /// Nothing more will come. The reader learns why, unless it closed the subscription itself. The first end counts.
+    /// Ends the subscription. After the unread batches, the reader receives `error`, or `None` if it closed the
+    /// subscription itself. Only the first call counts.
     pub(super) fn end(&self, error: Option<ClientError>) {
         let mut state = self.state();
         if !state.ended {
@@ -139,7 +142,7 @@ impl ReceivedBatches {
         wake_reader(state);
     }
 
-    /// The next batch, or the end.
+    /// Returns the next batch. After the last batch, returns the error that ended the subscription, then `None`.
     pub(super) fn poll(&self, context: &Context<'_>) -> Poll<Option<Result<TimeoutBatch, ClientError>>> {
         let mut state = self.state();
         if let Some((_, batch)) = state.unread.pop_first() {
@@ -160,15 +163,15 @@ impl ReceivedBatches {
     }
 }
 
-/// Wakes the reader after the lock is released.
+/// Releases the lock, then wakes the reader.
 fn wake_reader(mut state: MutexGuard<'_, State>) {
     let reader = state.reader.take();
     drop(state);
     reader.into_iter().for_each(Waker::wake);
 }
 
-/// An acknowledgement whose caller waits for the answer. If this is dropped before the batches are settled, it is
-/// repeated.
+/// An acknowledgement whose caller waits for the answer. If this value is dropped before the batches are settled, the
+/// acknowledgement is repeated.
 #[derive(Debug)]
 pub(super) struct Acknowledgement<'a> {
     received: &'a ReceivedBatches,
@@ -263,7 +266,7 @@ mod tests {
         received.end(None);
         assert_eq!(read_all(&received), [(0, 1)]);
         let context = Context::from_waker(Waker::noop());
-        // read_all has taken the error.
+        // `read_all` has already taken the error.
         assert!(matches!(received.poll(&context), Poll::Ready(None)));
     }
 

@@ -1,7 +1,7 @@
-//! Both ends of a connection that is made again when it is lost.
+//! A connection that reconnects when it is lost: the handle for callers, and the background task.
 //!
-//! The callers' end queues requests in order and within bounds, and waits for their answers. The background task serves
-//! one connection after the other until no caller needs one.
+//! The handle queues requests in order and within bounds, and waits for their answers. The background task serves one
+//! connection after another until no caller is left.
 //!
 //! ```text
 //!   caller ── order ── window ── queue ──▶ waiting ──▶ in flight
@@ -9,9 +9,9 @@
 //!           another)     messages)
 //! ```
 //!
-//! The window bounds everything behind it. A request takes room before it is queued, returns most of it when it is
-//! written, and the rest when it is answered or has failed. So memory stays bounded while the server is unreachable or
-//! does not answer.
+//! The window is a semaphore that bounds the memory of all pending requests. A request takes room in the window before
+//! it is queued. It returns most of this room when it is written, and the rest when it is answered or fails. So memory
+//! stays bounded while the server is unreachable or does not answer.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,29 +31,29 @@ use super::received_batches::ReceivedBatches;
 use crate::core::Promise;
 use crate::protocol::frame::{Body, MAX_MESSAGES, Welcome};
 
-/// The most messages in requests that wait to be written: 16 MiB.
+/// The size of the window, in messages: one million messages of 16 bytes take 16 MiB.
 const WINDOW_MESSAGES: usize = 32 * MAX_MESSAGES;
 
-/// The timeout in place of one that no clock can represent.
+/// The timeout that replaces a configured timeout too long for the clock to represent.
 const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 3_600);
 
-// The largest frame can always pass.
+// A request of any size fits into the window.
 const _: () = assert!(WINDOW_MESSAGES >= MAX_MESSAGES && MAX_MESSAGES <= u32::MAX as usize);
 
-/// The callers' end. The background task ends when this is closed or dropped.
+/// The handle for callers. When it is closed or dropped, the background task finishes the queued requests and ends.
 #[derive(Debug)]
 pub(super) struct ReconnectingConnection {
     pub(super) dialer: Arc<Dialer>,
     pub(super) status: watch::Receiver<Status>,
-    /// Held while a call queues its requests, so that calls queue in the order in which they were made.
+    /// Held while a call queues its requests. So calls queue in the order in which they were first polled.
     order: tokio::sync::Mutex<()>,
     window: Arc<Semaphore>,
-    /// None once the connection is closed.
+    /// `None` after [`close`](ReconnectingConnection::close).
     queue: Mutex<Option<UnboundedSender<Request>>>,
 }
 
 impl ReconnectingConnection {
-    /// Starts the background task on a connection that is ready.
+    /// Starts the background task, which serves `open` first.
     pub(super) fn start(dialer: Dialer, open: OpenConnection, received: Option<Arc<ReceivedBatches>>) -> Self {
         let dialer = Arc::new(dialer);
         let (queue, queued) = unbounded_channel();
@@ -75,7 +75,8 @@ impl ReconnectingConnection {
         self.ask_all(std::iter::once(body)).await.pop().expect("one body has one answer")
     }
 
-    /// Sends items in frames of at most `most` items, and reads the answer to each with the number of its items.
+    /// Sends items in frames of at most `most` items. Calls `read` with each answer and the number of items in its
+    /// frame.
     pub(super) async fn ask_in_frames<I: Clone, T>(
         &self,
         items: &[I],
@@ -92,16 +93,16 @@ impl ReconnectingConnection {
         merge(read, items.len())
     }
 
-    /// Sends requests in order, without waiting for the answers in between. Each has an answer, except those behind
-    /// a request that could not be queued.
+    /// Queues requests in order, then waits for all their answers. If a request cannot be queued, its error is the last
+    /// answer, and later requests are not sent.
     async fn ask_all(&self, bodies: impl Iterator<Item = Body>) -> Vec<Answer> {
         let now = Instant::now();
         let timeout = self.dialer.options.request_timeout;
         let deadline = now.checked_add(timeout).unwrap_or_else(|| now + LONGEST_WAIT);
         let mut waiting = Vec::with_capacity(bodies.size_hint().0);
-        // Unconstrained, so that the first poll takes its turn even if the tokio task has used up its budget.
+        // Unconstrained: even if the Tokio task has used up its budget, its first poll must join the queue for `order`.
         let queued = timeout_at(deadline, unconstrained(self.queue_all(bodies, deadline, &mut waiting))).await;
-        // The task fails every request before it ends, unless its runtime was shut down first.
+        // The background task answers every request before it ends, unless its runtime is shut down first.
         let task_is_gone = |_| {
             let cause = Arc::from("the runtime of this client was shut down");
             Err(ClientError::ConnectionLost { address: self.dialer.address.clone(), cause })
@@ -137,7 +138,7 @@ impl ReconnectingConnection {
         Ok(())
     }
 
-    /// The task finishes what is queued, then says goodbye. It accepts nothing more.
+    /// Closes the queue. The background task finishes the queued requests, then sends GoAway and ends.
     pub(super) fn close(&self) {
         *self.queue() = None;
     }
@@ -147,7 +148,7 @@ impl ReconnectingConnection {
     }
 }
 
-/// The room that a request takes in the window, in messages.
+/// Returns the room that a request takes in the window, in messages.
 fn weight(body: &Body) -> u32 {
     let messages = match body {
         Body::AddNewMsg { messages, .. } | Body::DelMsg { messages, .. } => messages.len(),
@@ -157,8 +158,8 @@ fn weight(body: &Body) -> u32 {
     u32::try_from(messages.clamp(LEAST_WEIGHT, MAX_MESSAGES)).expect("asserted above")
 }
 
-/// All answers with the numbers of their messages, or the error if one is missing. It promises that nothing was
-/// applied only if no frame was applied.
+/// Returns all answers, or an error if any request failed. `answers` yields each answer with the number of its
+/// messages. The error promises that nothing was applied only if no frame was applied.
 fn merge<T>(
     answers: impl Iterator<Item = (Result<T, ClientError>, usize)>,
     messages: usize,
@@ -173,7 +174,7 @@ fn merge<T>(
             Err(error) => failures.push(error),
         }
     }
-    // The first failure counts, but an unknown outcome must not hide behind a known one.
+    // Reports the first failure, but prefers a failure with an unknown outcome over one with a known outcome.
     match failures.into_iter().min_by_key(|error| error.promise() == Promise::NotApplied) {
         None => Ok(answered),
         Some(error) if applied == 0 => Err(error),
@@ -181,12 +182,12 @@ fn merge<T>(
     }
 }
 
-/// The error for an answer of another type than the request's. The task has closed that connection already.
+/// Returns the error for an answer of the wrong type. The background task has already closed that connection.
 pub(super) fn unexpected(body: &Body) -> ClientError {
     ClientError::Protocol(format!("the server answered with {}", body.frame_type().as_str()))
 }
 
-/// A time without a connection.
+/// A period without a connection.
 #[derive(Clone, Debug)]
 pub struct Outage {
     /// When the connection was lost.
@@ -198,7 +199,7 @@ pub struct Outage {
 /// The state that the task publishes to callers.
 #[derive(Debug)]
 pub(super) struct Status {
-    /// Of the current connection, or of the last one.
+    /// The Welcome of the current connection or, during an outage, of the last connection.
     pub(super) welcome: Welcome,
     pub(super) outage: Option<Outage>,
 }
@@ -209,7 +210,7 @@ struct Task {
     requests: PendingRequests,
     received: Option<Arc<ReceivedBatches>>,
     status: watch::Sender<Status>,
-    /// Attempts to connect since a connection was last stable.
+    /// How many times the task has tried to connect since the last stable connection.
     attempts: u32,
 }
 
@@ -219,7 +220,8 @@ impl Task {
             let since = Instant::now();
             let served = serve(open, &self.dialer, &mut self.requests, self.received.as_deref());
             let Err(cause) = served.await else { return };
-            // A server that accepts and then fails at once must not be tried again without a pause.
+            // Only a stable connection resets the backoff: a server may accept connections and fail at once, again and
+            // again.
             if since.elapsed() >= self.dialer.options.max_backoff {
                 self.attempts = 0;
             }
@@ -230,7 +232,8 @@ impl Task {
         }
     }
 
-    /// Dials until there is a connection. None if no caller needs one any more, or trying again cannot help.
+    /// Dials until a connection is open. Returns `None` if no caller is left, or if the server refuses the subscription
+    /// with an error that is not retryable.
     async fn reconnect(&mut self, mut cause: Arc<str>) -> Option<OpenConnection> {
         let mut pause = self.next_pause();
         loop {
@@ -269,7 +272,7 @@ impl Task {
     }
 }
 
-/// However the task ends, no caller waits forever.
+/// Fails all waiting requests, however the task ends: no caller waits forever.
 impl Drop for Task {
     fn drop(&mut self) {
         self.requests.end(&ClientError::Closed { address: self.dialer.address.clone() });
@@ -277,13 +280,13 @@ impl Drop for Task {
     }
 }
 
-/// The pause after so many attempts. It doubles with every attempt, and has a random share, so that many clients do not
-/// reconnect at once.
+/// Returns the pause after `attempts` attempts. The pause doubles with every attempt. Part of it is random, so that
+/// many clients do not reconnect at the same moment.
 fn backoff(options: &ClientOptions, attempts: u32) -> Duration {
-    // Without any pause an unreachable server would keep a core busy.
+    // Without a pause, dialing an unreachable server would keep a CPU core busy.
     let first = options.first_backoff.max(Duration::from_millis(1));
     let pause = first.saturating_mul(1 << attempts.min(20)).min(options.max_backoff.max(first));
-    // From half of the pause to all of it, at random by the seeds of the standard library's hashes.
+    // A random time from half of the pause to the whole pause. The standard library seeds `RandomState` at random.
     let random = RandomState::new().build_hasher().finish() % 1_000;
     pause / 2 + (pause / 2_000) * u32::try_from(random).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! A subscription: a stream of timeout batches on a connection of its own, which it makes again when it is lost.
+//! A subscription: a stream of timeout batches on its own connection, which it restores after a loss.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -21,32 +21,33 @@ use crate::protocol::frame::{Body, MAX_BATCH_IDS, TimeoutBatch, Welcome};
 
 /// A stream of timeout batches.
 ///
-/// After a lost connection it subscribes again by itself, to the same group, or to a new ephemeral one. The
-/// reader sees no error, and [`reconnects`](Subscription::reconnects) counts it. Only an error that trying again cannot
-/// remove is yielded, and ends the stream.
+/// After a lost connection, the stream subscribes again, to the same group or to a new ephemeral group. The reader sees
+/// no error; [`reconnects`](Subscription::reconnects) counts these events. Only an error that is not retryable is
+/// yielded, and this error ends the stream.
 ///
-/// A batch that is not acknowledged is redelivered, here or to another member of the group. So is a batch that
-/// a member held when its connection was lost. A duplicate has the same [`BatchId`].
+/// A batch that is not acknowledged is redelivered, to this subscriber or to another member of the group. The same
+/// happens to a batch whose holder lost its connection. A duplicate has the same [`BatchId`].
 ///
-/// Call [`ack`](Subscription::ack) once. If it fails, the subscription repeats it: on the next connection, and when the
-/// batch is redelivered, which is then not yielded a second time. It remembers up to 4,096 such batches.
+/// Call [`ack`](Subscription::ack) once per batch. If the call fails, the subscription repeats the acknowledgement: on
+/// the next connection, and when the batch is redelivered. The redelivered batch is not yielded again. The subscription
+/// remembers up to 4,096 such batches.
 ///
-/// Dropping the subscription leaves the group: batches that are not acknowledged by then go to others, and later
+/// Dropping the subscription leaves the group. Batches that are not acknowledged by then go to other members. Later
 /// acknowledgements fail with [`ClientError::Closed`].
 pub struct Subscription {
     shared: Arc<Shared>,
 }
 
-/// The parts that a subscription and its batches share.
+/// The state that a subscription shares with its batches.
 struct Shared {
     connection: ReconnectingConnection,
     received: Arc<ReceivedBatches>,
 }
 
 impl Shared {
-    /// Acknowledges batches. Returns how many of them were not settled before.
+    /// Acknowledges batches. Returns how many of them were unsettled before.
     async fn ack(&self, batches: &[BatchId]) -> Result<u64, ClientError> {
-        // If this is dropped before the batches are settled, the acknowledgement is repeated.
+        // If this value is dropped before the batches are settled, the acknowledgement is repeated.
         let _acknowledgement = self.received.acknowledge(batches);
         let read = |answer, _| match answer {
             Body::BatchAckAnswer { settled } => Ok(u64::from(settled)),
@@ -57,10 +58,10 @@ impl Shared {
         Ok(settled.into_iter().sum())
     }
 
-    /// Returns a batch to the server. Returns whether this connection held it.
+    /// Returns a batch to the server. The result says whether this connection held the batch.
     async fn nack(&self, batch: BatchId, delay: Duration) -> Result<bool, ClientError> {
         let delay_ms = u32::try_from(delay.as_millis()).unwrap_or(u32::MAX);
-        // An answer of another type is an error already.
+        // The background task has already turned an answer of the wrong type into an error.
         let answer = self.connection.ask(Body::BatchNack { batch, delay_ms }).await?;
         Ok(matches!(answer, Body::BatchNackAnswer { held: true }))
     }
@@ -71,7 +72,7 @@ impl Subscription {
     ///
     /// # Errors
     ///
-    /// When no connection can be made, or the server refuses it or the subscription.
+    /// Fails if the client cannot connect, or if the server refuses the connection or the subscription.
     pub async fn open(
         address: Address,
         subscription: SubscribeOptions,
@@ -85,56 +86,57 @@ impl Subscription {
         Ok(Subscription { shared: Arc::new(Shared { connection, received }) })
     }
 
-    /// The next batch; none after the end. Cancel-safe: no batch is lost if this future is dropped.
+    /// Waits for the next batch; returns `None` after the end. Cancel-safe: no batch is lost if this future is dropped.
     pub async fn next(&mut self) -> Option<Result<Delivered, ClientError>> {
         poll_fn(|context| self.poll(context)).await
     }
 
-    /// Acknowledges a batch: it is settled for the whole group. Returns whether it was not settled before.
+    /// Acknowledges a batch, which settles it for the whole group. Returns whether the batch was unsettled before.
     ///
     /// # Errors
     ///
-    /// When the request fails; the subscription repeats it.
+    /// Fails if the request fails. The subscription then repeats the acknowledgement.
     pub async fn ack(&self, batch: BatchId) -> Result<bool, ClientError> {
         self.shared.ack(&[batch]).await.map(|settled| settled > 0)
     }
 
-    /// Acknowledges many batches at once. Returns how many of them were not settled before.
+    /// Acknowledges several batches at once. Returns how many of them were unsettled before.
     ///
     /// # Errors
     ///
-    /// When a request fails; the subscription repeats it.
+    /// Fails if a request fails. The subscription then repeats the acknowledgement.
     pub async fn ack_all(&self, batches: &[BatchId]) -> Result<u64, ClientError> {
         self.shared.ack(batches).await
     }
 
-    /// Returns a batch to the server: it goes to another member of the group, or to this one after the delay. Returns
-    /// whether this connection held it.
+    /// Returns a batch to the server. It goes to another member of the group or, after the delay, to this subscriber.
+    /// The result says whether this connection held the batch.
     ///
     /// # Errors
     ///
-    /// When the request fails; repeating it is safe.
+    /// Fails if the request fails. Repeating the call is safe.
     pub async fn nack(&self, batch: BatchId, delay: Duration) -> Result<bool, ClientError> {
         self.shared.nack(batch, delay).await
     }
 
-    /// The group joined: the name that the server chose, if none was given. It changes when an ephemeral
-    /// group was lost with its connection.
+    /// Returns the name of the group. If no name was given, the server chose it. The name changes when an ephemeral
+    /// group is lost with its connection.
     pub fn group(&self) -> String {
         self.shared.received.state().group.clone()
     }
 
-    /// How often a connection was lost and the subscription renewed on another.
+    /// Returns how many times the subscription was renewed after a lost connection.
     pub fn reconnects(&self) -> u64 {
         self.shared.received.state().reconnects
     }
 
-    /// Since when there is no connection, and why; none while there is one. No batch arrives meanwhile.
+    /// Returns since when the subscription is disconnected, and why. Returns `None` while it is connected. During an
+    /// outage, no batch arrives.
     pub fn outage(&self) -> Option<Outage> {
         self.shared.connection.status.borrow().outage.clone()
     }
 
-    /// The Welcome of the current connection, or of the last one.
+    /// Returns the Welcome frame of the current connection or, during an outage, of the last connection.
     pub fn welcome(&self) -> Welcome {
         self.shared.connection.status.borrow().welcome.clone()
     }
@@ -155,7 +157,8 @@ impl Stream for Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        // Delivered batches keep the connection, but a subscription without a reader must not take more of them.
+        // Delivered batches keep the connection open, but without a reader the subscription must not receive more
+        // batches.
         self.shared.connection.close();
     }
 }
@@ -170,9 +173,10 @@ impl fmt::Debug for Subscription {
     }
 }
 
-/// A delivered batch. Only [`ack`](Delivered::ack) settles it: a batch that is dropped is redelivered.
+/// A delivered batch. Only [`ack`](Delivered::ack) settles a batch. If a batch is dropped instead, the server
+/// redelivers it.
 ///
-/// It can be moved to another task and acknowledged there while the stream is read.
+/// A batch can be acknowledged in another task while the stream is read.
 #[derive(Clone)]
 pub struct Delivered {
     /// The batch.
@@ -181,26 +185,26 @@ pub struct Delivered {
 }
 
 impl Delivered {
-    /// Acknowledges the batch: it is settled for the whole group. Returns whether it was not settled before.
+    /// Acknowledges the batch, which settles it for the whole group. Returns whether the batch was unsettled before.
     ///
     /// # Errors
     ///
-    /// When the request fails; the subscription repeats it.
+    /// Fails if the request fails. The subscription then repeats the acknowledgement.
     pub async fn ack(&self) -> Result<bool, ClientError> {
         self.shared.ack(&[self.batch.id]).await.map(|settled| settled > 0)
     }
 
-    /// Returns the batch to the server: it goes to another member of the group, or to this one after the delay.
-    /// Returns whether this connection held it.
+    /// Returns the batch to the server. It goes to another member of the group or, after the delay, to this subscriber.
+    /// The result says whether this connection held the batch.
     ///
     /// # Errors
     ///
-    /// When the request fails; repeating it is safe.
+    /// Fails if the request fails. Repeating the call is safe.
     pub async fn nack(&self, delay: Duration) -> Result<bool, ClientError> {
         self.shared.nack(self.batch.id, delay).await
     }
 
-    /// The batch alone, which can no longer be acknowledged by itself.
+    /// Returns the batch without its connection: acknowledge it with [`Subscription::ack`].
     pub fn into_batch(self) -> TimeoutBatch {
         self.batch
     }

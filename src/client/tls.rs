@@ -13,18 +13,18 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{CertificateError, ClientConfig, Error, RootCertStore};
 
-/// The certificates that a client trusts when a server speaks TLS.
+/// The certificates that a client trusts when a server uses TLS.
 #[derive(Clone)]
 pub struct Tls {
     config: Arc<ClientConfig>,
 }
 
 impl Tls {
-    /// Trusts servers whose certificate one of those in a PEM file vouches for.
+    /// Creates a configuration that trusts servers whose certificate is signed by a certificate in a PEM file.
     ///
     /// # Errors
     ///
-    /// When the file cannot be read or holds no certificate that can vouch for others.
+    /// Fails if the file cannot be read or holds no certificate of a certificate authority.
     pub fn trusting(file: &Path) -> io::Result<Tls> {
         let wrong = |error: &dyn fmt::Display| {
             io::Error::new(io::ErrorKind::InvalidData, format!("{}: {error}", file.display()))
@@ -45,7 +45,7 @@ impl Tls {
         Ok(Tls { config: Arc::new(config) })
     }
 
-    /// Shakes hands with `host`, whose certificate must be for that name or address.
+    /// Performs the TLS handshake. The server's certificate must be valid for `host`, a name or an IP address.
     pub(super) async fn shake_hands(&self, host: &str, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         let name = ServerName::try_from(host.to_owned())
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, format!("{host:?}: {error}")))?;

@@ -1,4 +1,4 @@
-//! The frames of the protocol as values: types, limits and contents, without their bytes.
+//! The frames of the protocol as Rust values: their types, limits and contents. `codec` defines their bytes.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -7,47 +7,48 @@ use crate::core::{BatchId, DelOutcome, Message, Promise, Reason, TickCounts, Tim
 
 pub use crate::core::AddNewMsgAnswer;
 
-/// The first four bytes of every Hello's body: `ACKW`.
+/// The first four bytes of the body of every Hello: `ACKW`.
 pub const MAGIC: [u8; 4] = *b"ACKW";
 
 /// The versions of the protocol that this build speaks.
 pub const VERSIONS: RangeInclusive<u8> = 1..=1;
 
-/// Bytes of every frame before its body.
+/// The number of bytes of a frame before its body.
 pub const HEAD_LENGTH: usize = 12;
 
-/// Bytes of the head that the length counts: all but the length itself.
+/// The number of bytes of the head that the length field counts: all but the four bytes of this field.
 pub const COUNTED_HEAD_LENGTH: usize = HEAD_LENGTH - 4;
 
-/// The largest length of a frame that is accepted by default, in bytes.
+/// The maximum frame length that is accepted by default, in bytes.
 pub const DEFAULT_MAX_FRAME_LENGTH: u32 = 1024 * 1024;
 
-/// The longest frame that a server accepts before Hello: an unknown client cannot make it hold more.
+/// The maximum frame length that a server accepts before Hello, in bytes. It bounds the memory that an unknown client
+/// can occupy.
 pub const MAX_GREETING_LENGTH: u32 = 4_096;
 
-/// The most messages in one AddNewMsg or DelMsg.
+/// The maximum number of messages in one AddNewMsg or DelMsg.
 pub const MAX_MESSAGES: usize = 32_768;
 
-/// The most batch ids in one BatchAck.
+/// The maximum number of batch ids in one BatchAck.
 pub const MAX_BATCH_IDS: usize = 4_096;
 
-/// Bytes of a message in a TimeoutBatch: its id, its client, its attempt.
+/// The number of bytes per message in a TimeoutBatch: id, client and attempt.
 pub(crate) const TIMED_OUT_LENGTH: usize = 17;
 
-/// The longest payload of a Ping.
+/// The maximum length of a Ping's payload, in bytes.
 pub const MAX_PING_LENGTH: usize = 64;
 
-/// The longest token, in bytes.
+/// The maximum length of a token, in bytes.
 pub const MAX_TOKEN_LENGTH: usize = 1_024;
 
-// An AddNewMsg of full size, with clients, fits the default limit.
+// The largest Hello fits the limit before Hello. The largest AddNewMsg and TimeoutBatch fit the default limit.
 const _: () = assert!(MAX_TOKEN_LENGTH + 255 + 64 < MAX_GREETING_LENGTH as usize);
 const _: () = assert!(MAX_MESSAGES * 16 + 64 < DEFAULT_MAX_FRAME_LENGTH as usize);
 const _: () = assert!(crate::core::MAX_BATCH_MESSAGES * TIMED_OUT_LENGTH + 64 < DEFAULT_MAX_FRAME_LENGTH as usize);
 
 macro_rules! frame_types {
     ($($name:ident = $number:literal, $label:literal;)+) => {
-        /// The types of frames. An answer has the number of its request with the highest bit set.
+        /// The types of frames. The type of an answer is the type of its request with the highest bit set.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u8)]
         #[expect(missing_docs, reason = "the variants of Body with the same names are documented")]
@@ -59,7 +60,7 @@ macro_rules! frame_types {
             /// All types.
             pub const ALL: [FrameType; [$($number,)+].len()] = [$(FrameType::$name,)+];
 
-            /// The type with this number.
+            /// Returns the type with this number, if there is one.
             pub const fn from_number(number: u8) -> Option<FrameType> {
                 match number {
                     $($number => Some(FrameType::$name),)+
@@ -67,14 +68,14 @@ macro_rules! frame_types {
                 }
             }
 
-            /// The word in the metrics label and in docs/PROTOCOL.md.
+            /// Returns the name of the type in metrics labels and in docs/PROTOCOL.md.
             pub const fn as_str(self) -> &'static str {
                 match self { $(FrameType::$name => $label,)+ }
             }
         }
 
         impl Body {
-            /// The type of the frame.
+            /// Returns the type of the frame.
             pub const fn frame_type(&self) -> FrameType {
                 match self { $(Body::$name { .. } => FrameType::$name,)+ }
             }
@@ -107,109 +108,111 @@ frame_types! {
 /// A frame: its correlation id and its content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// Chosen by the requester and repeated in the answer; 0 in a Ping or GoAway from a server.
+    /// The id that the requester chooses and the answer repeats. It is 0 in a Ping or GoAway from a server.
     pub correlation: u32,
-    /// Its content.
+    /// The content of the frame.
     pub body: Body,
 }
 
 impl Frame {
-    /// A frame.
+    /// Creates a frame.
     pub const fn new(correlation: u32, body: Body) -> Frame {
         Frame { correlation, body }
     }
 }
 
-/// The content of a frame: one variant a type.
+/// The content of a frame, with one variant per frame type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
-    /// The first frame of a connection.
+    /// The first frame of a connection, which the client sends.
     Hello(Hello),
-    /// Its answer.
+    /// The answer to Hello.
     Welcome(Welcome),
-    /// Checks whether the peer is alive, from either side; at most [`MAX_PING_LENGTH`] bytes, echoed.
+    /// A check of whether the peer is alive, sent by either side. The peer echoes the payload of at most
+    /// [`MAX_PING_LENGTH`] bytes.
     Ping(Vec<u8>),
-    /// Its answer, with the same bytes.
+    /// The answer to Ping, with the same payload.
     Pong(Vec<u8>),
-    /// The sender will close the connection.
+    /// The announcement that the sender will close the connection.
     GoAway {
         /// The reason.
         reason: GoAwayReason,
         /// How long the sender still reads and answers, in ms.
         grace_ms: u32,
     },
-    /// Messages that were pushed.
+    /// A request that starts the ack timeout of messages.
     AddNewMsg {
         /// The messages, 1 to [`MAX_MESSAGES`].
         messages: Vec<Message>,
-        /// Ticks that they may stay in flight; 0 for the default, one revolution.
+        /// The ack timeout in ticks; 0 means one revolution of the ring.
         ack_timeout_ticks: u16,
-        /// The timeout batch repeats it.
+        /// The attempt number of the push, which the timeout batch repeats.
         attempt: u8,
     },
-    /// Its answer.
+    /// The answer to AddNewMsg.
     AddNewMsgAnswer(AddNewMsgAnswer),
-    /// Messages whose Ack arrived, or whose push failed.
+    /// A request that removes messages whose Ack arrived or whose push failed.
     DelMsg {
         /// The messages, 1 to [`MAX_MESSAGES`].
         messages: Vec<Message>,
-        /// Whether their push failed at once.
+        /// Whether the push of the messages failed at once.
         withdraw: bool,
     },
-    /// Its answer: an outcome per message, in order.
+    /// The answer to DelMsg: one outcome per message, in order.
     DelMsgAnswer(Vec<DelOutcome>),
-    /// Asks for timeout batches.
+    /// A request for timeout batches.
     Subscribe(Subscribe),
-    /// Its answer; batches follow under the same correlation id.
+    /// The answer to Subscribe. Batches follow under the same correlation id.
     Subscribed {
-        /// The group joined.
+        /// The group that the subscriber joined.
         group: String,
-        /// Whether it is new.
+        /// Whether the group is new.
         created: bool,
     },
-    /// A timeout batch, under the correlation id of its Subscribe. Not answered, but acknowledged.
+    /// A timeout batch, under the correlation id of its Subscribe. The subscriber does not answer it, but acknowledges
+    /// it with BatchAck.
     TimeoutBatch(TimeoutBatch),
-    /// Settles batches for the subscription's group; at most [`MAX_BATCH_IDS`].
+    /// A request that settles batches for the subscription's group: at most [`MAX_BATCH_IDS`] batches.
     BatchAck(Vec<BatchId>),
-    /// Its answer: how many of them were not settled before.
+    /// The answer to BatchAck.
     BatchAckAnswer {
-        /// Batches settled by this request.
+        /// How many of the batches were unsettled before this request.
         settled: u32,
     },
-    /// Returns a batch to the server.
+    /// A request that returns a batch to the server.
     BatchNack {
-        /// Its id.
+        /// The id of the batch.
         batch: BatchId,
-        /// How long the same subscriber does not get it again, in ms.
+        /// The delay before the server may redeliver the batch to the same subscriber, in ms.
         delay_ms: u32,
     },
-    /// Its answer.
+    /// The answer to BatchNack.
     BatchNackAnswer {
         /// Whether this connection held the batch.
         held: bool,
     },
-    /// Deletes a group, by name.
+    /// A request that deletes the group with this name.
     GroupDelete(String),
-    /// Its answer.
+    /// The answer to GroupDelete.
     GroupDeleteAnswer,
-    /// Why a request was refused, or the connection is closed.
+    /// The reason why a request is refused or the connection is closed.
     Error(Error),
 }
 
-/// The first frame of a connection.
+/// The first frame of a connection, which the client sends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// The lowest version of the protocol that the client speaks.
     pub lowest_version: u8,
-    /// The highest.
+    /// The highest version of the protocol that the client speaks.
     pub highest_version: u8,
     /// The secret that the server requires; empty if it requires none.
     pub token: Secret,
-    /// A name for logs, at most 255 bytes.
+    /// The name of the client in logs, at most 255 bytes.
     pub client_name: String,
 }
 
-/// Bytes that stay out of logs.
+/// Secret bytes, which `Debug` does not print.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Secret(pub Vec<u8>);
 
@@ -224,17 +227,17 @@ impl fmt::Debug for Secret {
 pub struct Welcome {
     /// The version that both sides speak from now on.
     pub version: u8,
-    /// Slots of the ring: the default and the longest ack timeout.
+    /// The number of slots of the ring. It is also the default and the maximum ack timeout, in ticks.
     pub slots: u16,
-    /// Length of a tick in ms.
+    /// The length of a tick, in ms.
     pub tick_ms: u32,
-    /// The largest length of a frame.
+    /// The maximum frame length that the server accepts, in bytes.
     pub max_frame_length: u32,
-    /// The most messages in one AddNewMsg or DelMsg.
+    /// The maximum number of messages in one AddNewMsg or DelMsg.
     pub max_messages: u32,
-    /// The most credit of a subscription.
+    /// The maximum credit of a subscription, in messages.
     pub max_credit: u32,
-    /// A peer that is silent for two intervals counts as disconnected.
+    /// The ping interval, in ms. A peer that is silent for two intervals counts as disconnected.
     pub ping_interval_ms: u32,
     /// The kind of store, at most 255 bytes.
     pub store: String,
@@ -242,7 +245,7 @@ pub struct Welcome {
     pub server_name: String,
 }
 
-/// Why a connection will be closed.
+/// The reason why the sender will close the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum GoAwayReason {
@@ -252,51 +255,52 @@ pub enum GoAwayReason {
     Done = 2,
 }
 
-/// Asks for timeout batches.
+/// A request for timeout batches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subscribe {
     /// The group to join; empty for a new ephemeral group.
     pub group: String,
-    /// The most messages that the subscriber holds unacknowledged, at least 1.
+    /// The credit: how many messages the subscriber may hold unacknowledged, at least 1.
     pub credit: u32,
-    /// Whether the group is deleted with its last member. It begins with the next batch.
+    /// Whether the server deletes the group when its last member leaves. An ephemeral group starts at the next batch.
     pub ephemeral: bool,
-    /// Whether the group, if it is new, begins with the next batch and not with the oldest kept.
+    /// Whether a new group starts at the next batch. Otherwise the group starts at the oldest batch that the server
+    /// keeps.
     pub from_end: bool,
 }
 
-/// Messages of one expired tick.
+/// A batch of messages of one expired tick.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TimeoutBatch {
-    /// Its id, which acknowledges it and identifies duplicates.
+    /// The id of the batch, for acknowledging it and for detecting duplicates.
     pub id: BatchId,
-    /// How often it was delivered to this group, this time included.
+    /// How many times the batch was delivered to this group, including this delivery.
     pub delivery_count: u32,
-    /// How long ago its tick expired, in ms.
+    /// The time since the tick expired, in ms.
     pub age_ms: u64,
-    /// The counts and flags of its tick.
+    /// The counts and flags of the tick.
     pub counts: TickCounts,
-    /// Whether it is the last of its tick.
+    /// Whether this is the last batch of the tick.
     pub last: bool,
     /// The messages that timed out.
     pub messages: Vec<TimedOut>,
 }
 
-/// Why a request was refused, or the connection is closed.
+/// The reason why a request is refused or the connection is closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
-    /// The code: a [`Reason`], or one that this build does not know.
+    /// The code of a [`Reason`], or a code that this build does not know.
     pub code: u16,
-    /// The promise about the request.
+    /// Whether the server promises that nothing was applied.
     pub promise: Promise,
     /// Whether the same request can succeed later or elsewhere.
     pub retryable: bool,
-    /// A sentence for humans.
+    /// The error text for humans.
     pub text: String,
 }
 
 impl Error {
-    /// The reason, if this build knows it.
+    /// Returns the reason, if this build knows the code.
     pub fn reason(&self) -> Option<Reason> {
         Reason::from_code(self.code)
     }

@@ -1,6 +1,6 @@
 //! The wire protocol: frames as values ([`frame`]) and as bytes ([`codec`]). docs/PROTOCOL.md specifies every byte.
 //!
-//! The state of a connection is kept by server and client.
+//! `server` and `client` keep the state of each connection; this module keeps none.
 
 pub mod codec;
 pub mod frame;

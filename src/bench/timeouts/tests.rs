@@ -7,7 +7,7 @@ fn ids() -> Ids {
     Ids::new(3, 0.5, false, 2)
 }
 
-/// The first numbers of the connection that are, or are not, to be acknowledged.
+/// Returns the first numbers of the connection whose messages are, or are not, acknowledged.
 fn numbers(acked: bool, count: usize) -> Vec<u64> {
     (0..).filter(|number| ids().is_acked(CONNECTION, *number) == acked).take(count).collect()
 }
@@ -81,7 +81,7 @@ fn messages_of_others_are_counted_apart() {
 fn lateness_counts_from_the_last_sign_that_the_tick_was_not_over() {
     let (left, errors) = (numbers(false, 5), Errors::default());
     let mut tick_times = TickTimes::default();
-    // Deadlines are 15 ticks after the tick due: tick 20 was due at 7,000,000 ns and over at 7,500,000 ns.
+    // A deadline is 15 ticks after the current tick. Tick 20 was current at 7,000,000 ns and had ended at 7,500,000 ns.
     for (deadline, sent_at) in [(34, 6_000_000), (35, 7_000_000), (36, 7_500_000)] {
         tick_times.record(deadline, sent_at);
     }

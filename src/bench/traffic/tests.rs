@@ -6,12 +6,12 @@ use crate::core::{AddNewMsgAnswer, AddOutcome, DelOutcome, Tick};
 use crate::protocol::Decoded;
 use crate::protocol::frame::{Body, Frame};
 
-/// A server in memory that answers everything rightly, in the order asked.
+/// A server in memory that answers every request correctly and in order.
 #[derive(Default)]
 struct Server {
     in_flight: std::collections::BTreeSet<u64>,
     most_in_flight: usize,
-    /// Messages of each AddNewMsg and DelMsg, and Pings as none.
+    /// The type and the messages of each request. A Ping has no messages.
     asked: Vec<(FrameKind, Vec<u64>)>,
 }
 
@@ -98,12 +98,12 @@ fn traffic(shared: &Arc<LoadState>, window: u64) -> Traffic {
     Traffic::new(Arc::clone(shared), 1, window)
 }
 
-/// Steady traffic that ends then.
+/// Returns a phase of measured traffic that ends at `until`.
 fn measure(until: u64) -> Phase {
     Phase::Measure { from: 0, until }
 }
 
-/// Asks and answers until the phase is done, a microsecond a round; returns when that was.
+/// Exchanges requests and answers until the phase is done, in rounds of one microsecond. Returns the end of the phase.
 fn work(traffic: &mut Traffic, server: &mut Server, phase: Phase, from: u64) -> u64 {
     traffic.start(phase, None);
     let (mut now, mut out) = (from, BytesMut::new());
@@ -127,7 +127,7 @@ fn the_wheel_is_filled_kept_full_and_left_empty() {
         let end = work(&mut traffic, &mut server, measure(until), filled);
         assert!(server.most_in_flight as u64 <= window + ids_per_frame, "{ids_per_frame} {window}");
         let counters = traffic.counters();
-        // Fifty rounds of sixteen frames; answers that came at the very end are not measured.
+        // Fifty rounds have sixteen frames each. The answers of the last round come at the end and are not measured.
         assert_eq!(counters.frames, 49 * 16);
         assert_eq!((counters.added, counters.acked), (49 * 8 * ids_per_frame, 49 * 8 * ids_per_frame));
         work(&mut traffic, &mut server, Phase::Clean, end);
@@ -153,7 +153,7 @@ fn adds_and_dels_come_in_turn_or_as_drawn() {
         let kinds = server.asked.iter().map(|(kind, _)| *kind);
         let (frames, repeats) =
             (server.asked.len(), kinds.clone().zip(kinds.skip(1)).filter(|(a, b)| a == b).count());
-        // Where there is room, about every second frame is of the kind of the last one.
+        // If there is room, about half of the frames have the same type as the frame before.
         let drawn = order == Order::Mixed && 2 * ids_per_frame <= most_ahead;
         assert!(if drawn { repeats > frames / 5 } else { repeats == 0 }, "{repeats} of {frames}");
         assert_eq!(shared.errors.first().0, 0, "{:?}", shared.errors);
@@ -170,7 +170,7 @@ fn what_is_due_is_deleted_even_if_no_add_is_due_with_it() {
         (Schedule::new(filled, 1_000.0, Duration::from_millis(4), 0, 1), filled + 1_000_000_000);
     traffic.start(measure(until), Some(schedule));
     let mut out = BytesMut::new();
-    // Four pairs are due, and no others for 4 ms.
+    // Four pairs are due now, and the next ones only after 4 ms.
     traffic.requests(filled + 1_000, &mut out);
     assert_eq!(traffic.answers(&server.answer(&out), filled + 2_000, &mut BytesMut::new()), Ok(4 * (29 + 17)));
     assert_eq!((server.asked.len(), server.in_flight.len()), (8, 10));
@@ -197,7 +197,7 @@ fn what_is_not_to_be_acknowledged_is_left_and_counted() {
     }
 }
 
-/// The messages in flight, in the order in which they were added.
+/// Returns the messages in flight, in the order in which they were added.
 fn traffic_order<'a>(server: &'a Server, shared: &'a LoadState) -> impl Iterator<Item = u64> + 'a {
     let mut numbers: Vec<u64> = server
         .in_flight
@@ -222,7 +222,7 @@ fn at_a_fixed_rate_latency_counts_from_when_a_request_was_due() {
     let shared = shared(Op::Wheel, 1.0, 1);
     let (mut traffic, mut server) = (traffic(&shared, 10), Server::default());
     let filled = work(&mut traffic, &mut server, Phase::Fill, 0);
-    // A pair every 5 ms, so that five are due at 20 ms; none was made since the server took so long.
+    // One pair is due every 5 ms, so five pairs are due at 20 ms. None was made before, because the server was slow.
     let schedule = Schedule::new(filled, 200.0, Duration::from_millis(4), 0, 1);
     traffic.start(measure(filled + 1_000 * MS), Some(schedule));
     let mut out = BytesMut::new();
@@ -246,7 +246,7 @@ fn at_a_fixed_rate_a_server_that_stands_still_at_the_end_hides_nothing() {
     let shared = shared_of(BenchOptions { pipeline: Some(4), ..options(1) });
     let (mut traffic, mut server) = (traffic(&shared, 10), Server::default());
     let filled = work(&mut traffic, &mut server, Phase::Fill, 0);
-    // A pair every 100 ms for a second. Two are asked, and then nothing is answered for 3 s.
+    // One pair is due every 100 ms for a second. Two pairs are sent, and then the server answers nothing for 3 s.
     let (until, mut out) = (filled + 1_000 * MS, BytesMut::new());
     traffic.start(measure(until), Some(Schedule::new(filled, 10.0, Duration::from_millis(4), 0, 1)));
     for now in [0, 100, 200, 900, 1_100, 1_900] {

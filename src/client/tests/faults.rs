@@ -1,4 +1,4 @@
-//! Faults of a server or a network on a connection, and stalls of this process.
+//! Tests faults of a server or a network, and stalls of this process.
 
 use super::*;
 
@@ -93,7 +93,7 @@ async fn requests_that_a_server_does_not_read_wait_within_bounds_and_then_fail()
     let clock = HeldClock::new();
     let peer = Peer::new().await;
     let (client, _session) = peer.connect().await;
-    // 40 MB: some are in the sockets' buffers, some wait to be written, and the last find no room.
+    // 40 MB: some of the requests are in the sockets' buffers, some wait to be written, and the last find no room.
     let many = Arc::new(messages(32_768));
     let mut calls = Vec::new();
     for _ in 0..80 {
@@ -142,7 +142,8 @@ async fn a_stall_of_our_own_is_no_silence_of_the_server() {
     session.pong().await;
     clock.stall(SECOND * 3_600).await;
     clock.pass(SECOND).await;
-    // Of a server that could not answer either, as nobody ran, a sign of life is asked for again.
+    // The server could not answer during the stall either, as the whole test process was stalled. So the client pings
+    // it again.
     clock.stall(SECOND * 3_600).await;
     clock.pass(SECOND * 4).await;
     session.pong().await;
@@ -158,14 +159,14 @@ async fn answers_are_read_before_anybody_is_judged_late() {
     let clock = HeldClock::new();
     let peer = Peer::new().await;
     let (client, mut session) = peer.connect().await;
-    // Often, since it is by chance whether the task looks at the socket or at the clock first.
+    // Repeated, because chance decides whether the task looks at the socket or at the clock first.
     for _ in 0..10 {
         for (before, then) in [(SECOND * 49 / 10, SECOND / 8), (Duration::ZERO, SECOND * 3_600)] {
             let client = client.clone();
             let call = start(async move { client.group_delete("a").await }).await;
             let request = session.request().await;
             clock.pass(before).await;
-            // The clock jumps over the deadline before the client can have seen the answer.
+            // The clock jumps over the deadline before the client can read the answer.
             session.send(request, Body::GroupDeleteAnswer).await;
             clock.stall(then).await;
             call.await.unwrap().unwrap();
@@ -187,7 +188,7 @@ async fn an_answer_that_a_stall_held_up_may_come_a_moment_after_it() {
 }
 
 impl Session {
-    /// The correlation id of the next request that is no Ping; those are answered.
+    /// Returns the correlation id of the next request other than a Ping. Answers Pings.
     async fn request(&mut self) -> u32 {
         loop {
             match self.frame().await {

@@ -1,7 +1,7 @@
-//! The client against a scripted peer: every fault that a server or a network can show it.
+//! Tests the client against a scripted peer, with the faults of servers and networks.
 //!
-//! Where time matters the clock is paused and moves only when the test says so ([`HeldClock`]), although
-//! the sockets are real: nothing sleeps, and nothing is judged by the speed of the machine.
+//! Tests of timeouts use real sockets but a paused clock, which only the test moves ([`HeldClock`]). So no test sleeps,
+//! and no result depends on the speed of the machine.
 
 mod faults;
 mod reconnecting;
@@ -21,7 +21,7 @@ use crate::core::{AddOutcome, Promise, Reason, SHORTEST_STALL};
 use crate::protocol::frame::{Error, Frame, GoAwayReason, Hello};
 use crate::protocol::{Codec, Decoded};
 
-/// The Welcome of the peer.
+/// Returns the Welcome that the peer sends.
 fn welcome() -> Welcome {
     Welcome {
         version: 1,
@@ -36,7 +36,7 @@ fn welcome() -> Welcome {
     }
 }
 
-/// Options with which nobody waits for a reconnection.
+/// Returns options with almost no pause before a reconnection.
 fn quick() -> ClientOptions {
     ClientOptions::default().backoff(Duration::from_millis(1), Duration::from_millis(1))
 }
@@ -58,7 +58,7 @@ fn acked(count: usize) -> Body {
     Body::DelMsgAnswer(vec![DelOutcome::Acked; count])
 }
 
-/// A server as far as the test says.
+/// A server that does only what the test tells it to do.
 struct Peer {
     listener: TcpListener,
 }
@@ -76,7 +76,7 @@ impl Peer {
         Session::new(self.listener.accept().await.unwrap().0)
     }
 
-    /// Accepts and answers Hello.
+    /// Accepts a connection and answers its Hello.
     async fn greet(&self, welcome: Welcome) -> Session {
         let mut session = self.accept().await;
         session.hello().await;
@@ -106,7 +106,7 @@ impl Session {
         Session { stream, codec: Codec::default(), input: BytesMut::new() }
     }
 
-    /// The next frame; none at the end.
+    /// Reads the next frame; returns `None` at the end of the stream.
     async fn read(&mut self) -> Option<Frame> {
         loop {
             match self.codec.decode(&mut self.input).unwrap() {
@@ -135,7 +135,7 @@ impl Session {
         self.stream.write_all(&out).await.unwrap();
     }
 
-    /// Reads a request, which is returned, and answers it.
+    /// Reads a request, answers it, and returns it.
     async fn answer(&mut self, answer: Body) -> Body {
         let Frame { correlation, body } = self.frame().await;
         self.send(correlation, answer).await;
@@ -150,7 +150,7 @@ impl Session {
         }
     }
 
-    /// Expects the end of the connection, and that the client said so.
+    /// Expects a GoAway from the client, then the end of the connection.
     async fn expect_goodbye(mut self) {
         let frame = self.frame().await;
         let done = matches!(frame.body, Body::GoAway { reason: GoAwayReason::Done, .. });
@@ -159,18 +159,18 @@ impl Session {
     }
 }
 
-/// A step of the clock that nobody takes for a stall.
+/// A step of the clock that is too short to count as a stall.
 const STEP: Duration = Duration::from_millis(10);
 
 const _: () = assert!(STEP.as_millis() < SHORTEST_STALL.as_millis());
 
-/// Keeps a paused clock from jumping to the next timer whenever all tasks wait for a socket.
+/// A guard that keeps a paused clock from jumping to the next timer while all tasks wait for a socket.
 struct HeldClock {
     _held: std::sync::mpsc::Sender<()>,
 }
 
 impl HeldClock {
-    /// Under `#[tokio::test(start_paused = true)]`.
+    /// Stops the clock. Needs `#[tokio::test(start_paused = true)]`.
     fn new() -> HeldClock {
         let (held, released) = std::sync::mpsc::channel::<()>();
         // The clock does not move by itself while a blocking task runs.
@@ -178,8 +178,8 @@ impl HeldClock {
         HeldClock { _held: held }
     }
 
-    /// Lets time pass as it does for a process that runs: in small steps. Timers are exact to a
-    /// millisecond, so a step more makes sure that what is due then has happened.
+    /// Lets time pass in small steps, as for a process that is not stalled. Timers are exact to a millisecond, so one
+    /// extra step makes sure that all timers up to `duration` have fired.
     async fn pass(&self, duration: Duration) {
         let steps = duration.as_millis().div_ceil(STEP.as_millis()) + 1;
         for _ in 0..steps {
@@ -187,7 +187,7 @@ impl HeldClock {
         }
     }
 
-    /// Lets time pass until something has happened.
+    /// Lets time pass until `something` completes.
     async fn until<T>(&self, something: impl Future<Output = T>) -> T {
         let mut something = std::pin::pin!(something);
         loop {
@@ -203,21 +203,21 @@ impl HeldClock {
         settle().await;
     }
 
-    /// Stalls the process: time passes at once.
+    /// Stalls the process: the clock jumps by `duration`.
     async fn stall(&self, duration: Duration) {
         tokio::time::advance(duration).await;
         settle().await;
     }
 }
 
-/// Lets the tasks do what they can do now.
+/// Lets all tasks run until they wait.
 async fn settle() {
     for _ in 0..10 {
         tokio::task::yield_now().await;
     }
 }
 
-/// Starts a call and lets it take its place.
+/// Starts a call and lets it queue its request.
 async fn start<T: Send + 'static>(call: impl Future<Output = T> + Send + 'static) -> tokio::task::JoinHandle<T> {
     let call = tokio::spawn(call);
     settle().await;

@@ -1,4 +1,4 @@
-//! How connections are made, made again, and ended.
+//! Tests how connections are opened, restored and closed.
 
 use super::*;
 
@@ -53,7 +53,7 @@ async fn requests_wait_for_the_next_connection_and_keep_their_order() {
     let (client, session) = peer.connect().await;
     assert!(client.outage().is_none());
     drop(session);
-    // Now the client knows that the connection is lost, and the next one is not yet ready.
+    // By now the client has noticed the loss, and the next connection is not ready yet.
     let mut session = peer.accept().await;
     assert_eq!(&*client.outage().unwrap().cause, "the server closed the connection");
     let calls = async { tokio::join!(client.group_delete("a"), client.ping(b"b")) };
@@ -89,7 +89,7 @@ async fn requests_do_not_wait_for_longer_than_they_may() {
     let error = assert_not_applied(call.await.unwrap());
     assert!(matches!(error, ClientError::NotConnected { .. }) && error.is_retryable(), "{error:?}");
     assert!(error.to_string().contains(&address.to_string()), "{error}");
-    // The task goes on trying, until nobody needs it.
+    // The background task tries to connect until no caller is left.
     let alive = tokio::runtime::Handle::current().metrics().num_alive_tasks();
     drop(client);
     settle().await;

@@ -1,4 +1,4 @@
-//! Requests and their answers, on a connection that works.
+//! Tests requests and their answers on a healthy connection.
 
 use super::*;
 
@@ -152,7 +152,7 @@ async fn what_cannot_be_asked_is_not_sent() {
     assert_not_applied(client.group_delete(&"x".repeat(256)).await);
     let long = ClientOptions::default().token(vec![0; 1_025]);
     assert_not_applied(Client::connect(peer.address(), long).await);
-    // The first that the peer sees is this.
+    // This Ping is the first request that the peer receives.
     let (answer, ()) = tokio::join!(client.ping(&[0; 64]), session.pong());
     answer.unwrap();
 }
@@ -196,7 +196,7 @@ async fn many_tasks_share_a_connection() {
         let mut held = None;
         while let Some(Frame { correlation, body }) = session.read().await {
             let Body::DelMsg { messages, .. } = body else { continue };
-            // The answer says which message it is for; every other one comes late.
+            // The outcome depends on the message id, and every second answer is delayed.
             let outcome = DelOutcome::ALL[(messages[0].msg_id.0 % 4) as usize];
             let answer = (correlation, Body::DelMsgAnswer(vec![outcome]));
             match held.take() {

@@ -1,4 +1,4 @@
-//! Subscriptions: batches, their acknowledgements, and how a subscription heals.
+//! Tests subscriptions: batches, acknowledgements, and recovery after faults.
 
 use futures_util::StreamExt;
 
@@ -60,7 +60,7 @@ async fn batches_are_yielded_and_acknowledged_from_anywhere() {
     let second = StreamExt::next(&mut subscription).await.unwrap().unwrap();
     assert_eq!((&*first, &second.batch), (&batch(0), &batch(1)));
 
-    // One is acknowledged elsewhere while the stream is read here.
+    // One batch is acknowledged in another task while the stream is read here.
     let acking = tokio::spawn(async move { first.ack().await });
     let (third, settled) = tokio::join!(subscription.next(), async {
         let settled = session.answer(Body::BatchAckAnswer { settled: 1 }).await;
@@ -103,7 +103,8 @@ async fn a_subscription_heals_and_old_batches_are_acknowledged_on_the_new_connec
     assert_eq!(subscription.reconnects(), 1);
 }
 
-/// Without this, a reader that blocks its runtime for two ping intervals meets the same batch for ever.
+/// Without the repeated acknowledgement, a reader that blocks its runtime for two ping intervals gets the same batch
+/// forever.
 #[tokio::test]
 async fn an_ack_that_is_lost_with_its_connection_is_repeated_and_its_batch_is_not_read_again() {
     let peer = Peer::new().await;
@@ -119,7 +120,7 @@ async fn an_ack_that_is_lost_with_its_connection_is_repeated_and_its_batch_is_no
     let (mut session, _) = peer.greet_subscriber(subscribed("default")).await;
     let Frame { correlation, body } = session.frame().await;
     assert_eq!(body, Body::BatchAck(vec![batch(0).id]), "before anything else");
-    // It was on its way already, and this sidecar does not know what became of the first.
+    // This batch was already on its way, and the sidecar does not know the outcome of the first acknowledgement.
     session.send(SUBSCRIPTION, Body::TimeoutBatch(TimeoutBatch { delivery_count: 2, ..batch(0) })).await;
     let again = session.frame().await;
     assert_eq!(again.body, Body::BatchAck(vec![batch(0).id]), "also when it comes again");
@@ -128,7 +129,7 @@ async fn an_ack_that_is_lost_with_its_connection_is_repeated_and_its_batch_is_no
     session.send(SUBSCRIPTION, Body::TimeoutBatch(batch(1))).await;
     let next = subscription.next().await.unwrap().unwrap();
     assert_eq!((next.id, subscription.reconnects()), (batch(1).id, 1), "the first was not yielded again");
-    // Once it is settled, nothing is remembered of it.
+    // After the batch is settled, the subscription has forgotten it.
     session.send(SUBSCRIPTION, Body::TimeoutBatch(TimeoutBatch { delivery_count: 3, ..batch(0) })).await;
     assert_eq!(subscription.next().await.unwrap().unwrap().delivery_count, 3);
 }
@@ -158,7 +159,7 @@ async fn what_was_not_read_survives_a_lost_connection_and_is_not_doubled() {
     let (mut session, _) = peer.greet_subscriber(subscribed("default")).await;
     session.send(SUBSCRIPTION, Body::TimeoutBatch(TimeoutBatch { delivery_count: 2, ..batch(0) })).await;
     session.send(SUBSCRIPTION, Body::TimeoutBatch(batch(2))).await;
-    // Once this is answered, all of that has arrived.
+    // When this Ack is answered, the client has received everything that was sent before.
     let (settled, _) =
         tokio::join!(subscription.ack(batch(9).id), session.answer(Body::BatchAckAnswer { settled: 0 }));
     assert!(!settled.unwrap());
@@ -217,7 +218,7 @@ async fn a_refusal_that_heals_is_waited_out_and_one_that_cannot_ends_the_stream(
     session.send(SUBSCRIPTION, Body::TimeoutBatch(batch(0))).await;
     let delivered = subscription.next().await.unwrap().unwrap();
     drop(session);
-    // Of too many groups one may be this one's own, of the connection that the server does not know to be lost yet.
+    // `TooManyGroups` may count this client's own group, if the server has not noticed that its old connection is lost.
     let heals = [refusal(Reason::StoreUnreachable), refusal(Reason::TooManyGroups), subscribed("default")];
     for answer in heals.into_iter().chain([refusal(Reason::BadGroupName)]) {
         clock.until(peer.greet_subscriber(answer)).await;

@@ -1,4 +1,4 @@
-//! Decodes frames. A number in a frame is compared with the bytes received before it is used.
+//! Decodes single frames. A count or a length in a frame is compared with the received bytes before it is used.
 
 use super::super::frame::{
     AddNewMsgAnswer, Body, Error, Frame, FrameType, GoAwayReason, Hello, MAGIC, MAX_BATCH_IDS, MAX_MESSAGES,
@@ -10,7 +10,7 @@ use crate::core::{
     AddOutcome, DelOutcome, MAX_BATCH_MESSAGES, Operation, Promise, Refusal, Tick, TickCounts, TimedOut,
 };
 
-/// Decodes a whole frame.
+/// Decodes a complete frame.
 pub(super) fn frame(frame: &RawFrame<'_>) -> Decoded {
     match body(frame) {
         Ok(body) => Decoded::Frame(Frame::new(frame.correlation, body)),
@@ -26,7 +26,7 @@ fn body(frame: &RawFrame<'_>) -> Result<Body, Refusal> {
         FrameType::Ping => Body::Ping(echo(&mut fields)?),
         FrameType::Pong => Body::Pong(echo(&mut fields)?),
         FrameType::GoAway => {
-            // Whatever a later version's reason is, the connection is going to end: as when the sender drains.
+            // A later version may send other reasons. In any case the connection will end, as when the sender drains.
             let is_done = fields.u16("reason")? == GoAwayReason::Done as u16;
             let reason = if is_done { GoAwayReason::Done } else { GoAwayReason::Draining };
             fields.reserved::<2>()?;
@@ -93,7 +93,8 @@ fn hello(fields: &mut Fields<'_>) -> Result<Hello, Refusal> {
     }
     let token = Secret(fields.bytes(token_length, "token")?.to_vec());
     let client_name = fields.short_text("client name")?;
-    // Later versions may say more in their Hello; this one must be able to answer that it does not speak them.
+    // A later version may append fields to Hello. Ignore them, so that the server can answer with a refusal of the
+    // version.
     fields.rest = &[];
     Ok(Hello { lowest_version, highest_version, token, client_name })
 }
@@ -123,7 +124,7 @@ fn echo(fields: &mut Fields<'_>) -> Result<Vec<u8>, Refusal> {
     Ok(payload.to_vec())
 }
 
-/// Reads an AddNewMsg or a DelMsg; none if the frame is neither, or has a fault.
+/// Reads an AddNewMsg or a DelMsg. Returns `None` if the frame is faulty or of another type.
 pub(super) fn request<'a>(frame: &RawFrame<'a>) -> Option<(Operation, Messages<'a>)> {
     if frame.number != FrameType::AddNewMsg as u8 && frame.number != FrameType::DelMsg as u8 {
         return None;
@@ -132,7 +133,7 @@ pub(super) fn request<'a>(frame: &RawFrame<'a>) -> Option<(Operation, Messages<'
     Some((operation(&mut fields).ok()?, fields.messages().ok()?))
 }
 
-/// Reads the fields of an AddNewMsg or a DelMsg before its messages.
+/// Reads the fields before the messages of an AddNewMsg or a DelMsg.
 fn operation(fields: &mut Fields<'_>) -> Result<Operation, Refusal> {
     if fields.frame_type == FrameType::DelMsg {
         return Ok(Operation::Del { withdraw: fields.has(flag::WITHDRAW) });

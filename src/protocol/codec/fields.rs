@@ -1,4 +1,4 @@
-//! Reads a frame's body field by field. The error for a wrong field says what the field must be.
+//! Reads the body of a frame field by field. The error for a wrong field says what the field must be.
 
 use std::fmt;
 
@@ -6,10 +6,10 @@ use super::super::frame::{FrameType, MAX_MESSAGES, VERSIONS};
 use super::{RawFrame, flag};
 use crate::core::{BatchId, Message, Reason, Refusal, Tick};
 
-/// Bytes of a batch id.
+/// The number of bytes of a batch id.
 pub(super) const BATCH_ID_LENGTH: usize = 24;
 
-/// The rest of a frame that is not read yet.
+/// A reader of the fields of a frame. `rest` holds the bytes that are not read yet.
 pub(super) struct Fields<'a> {
     pub(super) frame_type: FrameType,
     pub(super) flags: u8,
@@ -17,8 +17,8 @@ pub(super) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// The fields of a frame. Refuses an unknown type, flags that the type does not define, and a status outside of
-    /// Errors: this build does not know their meaning, so it must not ignore them.
+    /// Creates a reader for a frame. Refuses an unknown type, flags that the type does not define, and a wrong status.
+    /// This build does not know their meaning, so it must not ignore them.
     pub(super) fn of(frame: &RawFrame<'a>) -> Result<Fields<'a>, Refusal> {
         let RawFrame { number, flags, status, body, .. } = *frame;
         let Some(frame_type) = FrameType::from_number(number) else {
@@ -44,7 +44,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Refuses bytes behind the last field.
+    /// Refuses bytes after the last field.
     pub(super) fn end(&self) -> Result<(), Refusal> {
         match self.rest.len() {
             0 => Ok(()),
@@ -52,12 +52,12 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Whether a flag is set.
+    /// Returns whether a flag is set.
     pub(super) const fn has(&self, flag: u8) -> bool {
         self.flags & flag != 0
     }
 
-    /// The next bytes, as many as asked.
+    /// Reads the next `LENGTH` bytes.
     pub(super) fn take<const LENGTH: usize>(&mut self, field: &str) -> Result<[u8; LENGTH], Refusal> {
         let Some((bytes, rest)) = self.rest.split_first_chunk() else { return Err(self.short(LENGTH, field)) };
         self.rest = rest;
@@ -80,7 +80,7 @@ impl<'a> Fields<'a> {
         self.take(field).map(u64::from_be_bytes)
     }
 
-    /// Bytes that are kept 0 for later versions.
+    /// Reads bytes that must be 0 because they are reserved for later versions.
     pub(super) fn reserved<const LENGTH: usize>(&mut self) -> Result<(), Refusal> {
         let bytes = self.take::<LENGTH>("reserved")?;
         if bytes == [0; LENGTH] {
@@ -97,7 +97,7 @@ impl<'a> Fields<'a> {
         Ok(bytes)
     }
 
-    /// Everything up to the end of the frame.
+    /// Reads all bytes up to the end of the frame.
     pub(super) fn all(&mut self) -> &'a [u8] {
         std::mem::take(&mut self.rest)
     }
@@ -109,14 +109,14 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A text behind its length in one byte.
+    /// Reads a text that is preceded by its length in one byte.
     pub(super) fn short_text(&mut self, field: &str) -> Result<String, Refusal> {
         let length = usize::from(self.u8(field)?);
         let bytes = self.bytes(length, field)?;
         self.text(bytes, field)
     }
 
-    /// A count from 1 to `most`.
+    /// Reads a count from 1 to `most`.
     pub(super) fn count(&mut self, most: usize) -> Result<usize, Refusal> {
         let count = self.u32("count")?;
         match usize::try_from(count) {
@@ -124,7 +124,7 @@ impl<'a> Fields<'a> {
             _ => {
                 let reason = match self.frame_type {
                     FrameType::AddNewMsg | FrameType::DelMsg | FrameType::BatchAck => Reason::BadCount,
-                    // The other types are no requests.
+                    // The other types that have a count are not requests.
                     _ => Reason::MalformedRequest,
                 };
                 let text =
@@ -134,7 +134,8 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// All bytes that `count` announced must be there, no more and no less, before memory is reserved for them.
+    /// Refuses the frame unless exactly `expected` bytes remain, as `count` announced. The caller reserves memory for
+    /// them only after this check.
     pub(super) fn must_remain(&self, expected: usize, count: usize) -> Result<(), Refusal> {
         let actual = self.rest.len();
         if actual == expected {
@@ -147,14 +148,14 @@ impl<'a> Fields<'a> {
         )))
     }
 
-    /// The count of a list that ends the frame, with entries of `length` bytes.
+    /// Reads the count of the list that ends the frame. Checks that all entries of `length` bytes are there.
     pub(super) fn count_of_list(&mut self, most: usize, length: usize) -> Result<usize, Refusal> {
         let count = self.count(most)?;
         self.must_remain(count * length, count)?;
         Ok(count)
     }
 
-    /// Count, ids and, if the flag says so, clients: the end of AddNewMsg and DelMsg.
+    /// Reads the end of an AddNewMsg or a DelMsg: count, ids and, if `flag::CLIENTS` is set, clients.
     pub(super) fn messages(&mut self) -> Result<Messages<'a>, Refusal> {
         let with_clients = self.has(flag::CLIENTS);
         let count = self.count_of_list(MAX_MESSAGES, if with_clients { 16 } else { 8 })?;
@@ -170,7 +171,7 @@ impl<'a> Fields<'a> {
         Ok(BatchId { tick: Tick(self.u64("tick")?), epoch, ring, seq })
     }
 
-    /// A refusal whose sentence begins with the frame's type.
+    /// Returns a refusal whose text is the frame type and then `what`.
     #[cold]
     pub(super) fn wrong(&self, what: fmt::Arguments<'_>) -> Refusal {
         let reason = match self.frame_type {
@@ -189,7 +190,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// The messages of a request, as bytes of its frame. Without clients, all clients are 0.
+/// The messages of a request, as bytes of its frame. If there are no clients, all clients are 0.
 pub(super) struct Messages<'a> {
     pub(super) ids: &'a [u8],
     pub(super) clients: Option<&'a [u8]>,
@@ -204,7 +205,7 @@ impl Messages<'_> {
     }
 }
 
-/// Messages from their ids and their clients.
+/// Combines ids and clients into messages.
 pub(super) fn pair<'a>(ids: &'a [u8], clients: &'a [u8]) -> impl Iterator<Item = Message> + 'a {
     numbers(ids).zip(numbers(clients)).map(Message::from)
 }

@@ -9,10 +9,10 @@
 //! # Invariants
 //!
 //! 1. No input makes the decoder panic.
-//! 2. The length is checked before more bytes are awaited, and a count is compared with the bytes received before memory
-//!    is reserved for it: memory is proportional to what was received, never to what was announced.
-//! 3. A frame with a valid length never breaks the connection: if anything else in it is wrong, the decoder
-//!    continues with the next frame.
+//! 2. The length is checked before the decoder waits for more bytes. A count is compared with the received bytes before
+//!    memory is reserved. So memory is proportional to the bytes received, never to a number that a frame announces.
+//! 3. A frame with a valid length never breaks the connection. If anything else in the frame is wrong, the decoder
+//!    refuses the frame and continues with the next one.
 
 mod decode;
 mod encode;
@@ -29,41 +29,41 @@ pub use single_message::correlation_id;
 use super::frame::{COUNTED_HEAD_LENGTH, DEFAULT_MAX_FRAME_LENGTH, Frame, FrameType, HEAD_LENGTH};
 use crate::core::{DelOutcome, Reason, Refusal};
 
-/// Bytes of the length itself, which it does not count.
+/// The number of bytes of the length field. The length does not count them.
 pub(crate) const LENGTH_LENGTH: usize = HEAD_LENGTH - COUNTED_HEAD_LENGTH;
 
-// The numbers of outcomes in the protocol are those of the enum.
+// The encoder writes `DelOutcome as u8`, so these values must be those of the protocol.
 const _: () = assert!(DelOutcome::Unknown as u8 == 0 && DelOutcome::Acked as u8 == 1);
 const _: () = assert!(DelOutcome::Late as u8 == 2 && DelOutcome::Withdrawn as u8 == 3);
 
-/// The flags of each type; a bit that its type does not define is 0.
+/// The flags of each frame type. A bit that the type does not define must be 0.
 mod flag {
     use super::FrameType;
 
-    /// Clients follow the message ids; without it they are all 0.
+    /// Clients follow the message ids. Without this flag, all clients are 0.
     pub(super) const CLIENTS: u8 = 0x01;
-    /// The push failed at once.
+    /// The push of the messages failed at once.
     pub(super) const WITHDRAW: u8 = 0x02;
-    /// The group is deleted with its last member.
+    /// The server deletes the group when its last member leaves.
     pub(super) const EPHEMERAL: u8 = 0x01;
-    /// The group, if it is new, begins with the next batch.
+    /// A new group starts at the next batch.
     pub(super) const FROM_END: u8 = 0x02;
     /// The group is new.
     pub(super) const CREATED: u8 = 0x01;
     /// The batch is the last of its tick.
     pub(super) const LAST: u8 = 0x01;
-    /// The tick is a storm.
+    /// The tick is a storm: so many messages timed out that a fault on the server side is likely.
     pub(super) const STORM: u8 = 0x02;
-    /// The batch is delivered before its deadline.
+    /// The messages are delivered before their deadline, because the sidecar drains.
     pub(super) const DRAINED: u8 = 0x04;
-    /// The connection held the batch that it returned.
+    /// The connection held the returned batch.
     pub(super) const HELD: u8 = 0x01;
     /// Any part of the request may have been applied.
     pub(super) const OUTCOME_UNKNOWN: u8 = 0x01;
     /// The same request can succeed later or elsewhere.
     pub(super) const RETRYABLE: u8 = 0x02;
 
-    /// The bits that may be set in frames of this type.
+    /// Returns the flags that frames of this type may have.
     pub(super) const fn defined(frame_type: FrameType) -> u8 {
         match frame_type {
             FrameType::AddNewMsg => CLIENTS,
@@ -78,51 +78,52 @@ mod flag {
     }
 }
 
-/// Turns frames into bytes and back.
+/// An encoder and decoder of frames.
 #[derive(Clone, Debug)]
 pub struct Codec {
     max_frame_length: u32,
 }
 
-/// The result of decoding a whole frame.
+/// The result of decoding a complete frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decoded {
     /// A frame.
     Frame(Frame),
-    /// A malformed request in a well-formed frame: answer it with an Error, the connection goes on (after
-    /// a Hello, it does not: [`Reason::closes`]).
+    /// A malformed request in a frame with a valid length. The receiver answers with an Error. It closes the connection
+    /// only if [`Reason::closes`] says so, as after a malformed Hello.
     Refused {
         /// The correlation id of the request.
         correlation: u32,
-        /// Which field of which frame was wrong, and what it must be.
+        /// The refusal, whose text names the wrong field and its valid values.
         refusal: Refusal,
     },
 }
 
-/// A broken frame: answer with an Error and close, since no more frames can be read.
+/// A frame with an invalid length. The receiver answers with an Error and closes the connection, because it cannot find
+/// the next frame.
 #[derive(Debug, thiserror::Error)]
 #[error("{refusal}")]
 pub struct DecodeError {
-    /// The correlation id of the frame; 0 if that was not received yet, or there is none.
+    /// The correlation id of the frame; 0 if the id is unknown.
     pub correlation: u32,
-    /// The fault.
+    /// The refusal to send to the peer.
     pub refusal: Refusal,
 }
 
 impl Codec {
-    /// A codec that accepts frames whose length says at most `max_frame_length`.
+    /// Creates a codec that accepts frames with a length of at most `max_frame_length`.
     pub const fn new(max_frame_length: u32) -> Codec {
         Codec { max_frame_length }
     }
 
-    /// Takes the next frame from what was received; none if it is not whole yet.
+    /// Removes the next frame from the received bytes. Returns `None` if the frame is not complete yet.
     ///
-    /// Memory for the rest of a frame is not reserved here, but grows with what arrives: otherwise twelve bytes from
-    /// each of a thousand unknown clients would cost a gigabyte.
+    /// This function reserves no memory for the rest of an incomplete frame: the buffer grows only with the received
+    /// bytes. Otherwise twelve bytes from each of a thousand unknown clients would reserve a gigabyte.
     ///
     /// # Errors
     ///
-    /// When no frame can begin with these bytes.
+    /// Fails if no frame can begin with these bytes, because the length is invalid.
     pub fn decode(&self, received: &mut BytesMut) -> Result<Option<Decoded>, DecodeError> {
         let Some(frame) = self.first(received)? else { return Ok(None) };
         let (length, decoded) = (frame.length(), decode::frame(&frame));
@@ -130,7 +131,7 @@ impl Codec {
         Ok(Some(decoded))
     }
 
-    /// The parts of the next frame; none if it is not whole yet.
+    /// Returns the parts of the next frame, or `None` if the frame is not complete yet.
     #[inline]
     fn first<'a>(&self, received: &'a [u8]) -> Result<Option<RawFrame<'a>>, DecodeError> {
         let Some((first_four, rest)) = received.split_first_chunk::<LENGTH_LENGTH>() else { return Ok(None) };
@@ -178,12 +179,12 @@ fn too_short(length: usize) -> DecodeError {
     DecodeError { correlation: 0, refusal: Refusal::new(Reason::MalformedFrame, text) }
 }
 
-/// The first bytes of a frame: the head without the correlation id.
+/// Returns the first eight bytes of a frame of `whole` bytes: the head without the correlation id.
 pub(crate) const fn begin(whole: usize, frame_type: FrameType, flags: u8) -> u64 {
     ((whole - LENGTH_LENGTH) as u64) << 32 | (frame_type as u64) << 24 | (flags as u64) << 16
 }
 
-/// The parts of a whole frame at the front of what was received.
+/// The parts of a complete frame at the front of the received bytes.
 struct RawFrame<'a> {
     number: u8,
     flags: u8,
@@ -193,14 +194,14 @@ struct RawFrame<'a> {
 }
 
 impl RawFrame<'_> {
-    /// Its bytes.
+    /// Returns the number of bytes of the frame.
     const fn length(&self) -> usize {
         HEAD_LENGTH + self.body.len()
     }
 }
 
-/// The error text for a peer whose first bytes are those of another protocol. Read as a length they are far
-/// above any sensible limit, so a sentence about the length would not help.
+/// Returns an error text for a peer that speaks HTTP or TLS. Read as a length, its first bytes are far above any
+/// sensible limit, so a text about the length would not help.
 fn foreign_protocol(first_four: [u8; LENGTH_LENGTH]) -> Option<&'static str> {
     match &first_four {
         b"GET " | b"HEAD" | b"POST" | b"PUT " | b"PATC" | b"DELE" | b"OPTI" | b"CONN" | b"TRAC" | b"PRI " => Some(
@@ -223,7 +224,7 @@ fn foreign_protocol(first_four: [u8; LENGTH_LENGTH]) -> Option<&'static str> {
     }
 }
 
-/// Accepts frames up to [`DEFAULT_MAX_FRAME_LENGTH`].
+/// Creates a codec that accepts frames up to [`DEFAULT_MAX_FRAME_LENGTH`].
 impl Default for Codec {
     fn default() -> Codec {
         Codec::new(DEFAULT_MAX_FRAME_LENGTH)

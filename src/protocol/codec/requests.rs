@@ -1,6 +1,6 @@
-//! Decodes many AddNewMsg and DelMsg frames into one [`RequestBatch`] and encodes its answers: the hot path.
+//! Decodes many AddNewMsg and DelMsg frames into one [`RequestBatch`] and encodes the answers. This is the hot path.
 //!
-//! Only frames without a fault are taken here. The decoder of single frames reads any other frame and reports its fault.
+//! This module takes only valid frames. The decoder of single frames reads any other frame and reports its fault.
 
 use bytes::BytesMut;
 
@@ -13,18 +13,18 @@ use crate::core::{Message, Operation, Outcome, Request, RequestBatch};
 /// The result of [`Codec::echo_pings`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EchoedPings {
-    /// Bytes of all frames that were taken.
+    /// The number of bytes of all frames that were taken.
     pub bytes: usize,
-    /// Pings that were answered.
+    /// The number of Pings that were answered.
     pub pings: u64,
-    /// Pongs that were skipped.
+    /// The number of Pongs that were skipped.
     pub pongs: u64,
 }
 
 impl Codec {
-    /// Moves AddNewMsg and DelMsg frames from the front of what was received into a request batch, until another frame comes
-    /// or the batch has `most` messages. An AddNewMsg that names no ack timeout asks for a `revolution`, in ticks. Returns
-    /// how many bytes they had.
+    /// Moves AddNewMsg and DelMsg frames from the front of the received bytes into a request batch. Stops when the
+    /// batch has at least `most` messages, or at a frame that is incomplete, faulty or of another type. An AddNewMsg
+    /// without an ack timeout gets `revolution` ticks. Returns how many bytes were taken.
     pub fn take_requests(&self, received: &[u8], batch: &mut RequestBatch, most: usize, revolution: u16) -> usize {
         let mut taken = 0;
         while batch.messages().len() < most {
@@ -46,7 +46,7 @@ impl Codec {
         taken
     }
 
-    /// Answers the Pings at the front of what was received, and skips the Pongs.
+    /// Answers the Pings at the front of the received bytes and skips the Pongs. Stops at any other frame.
     pub fn echo_pings(&self, received: &[u8], out: &mut BytesMut) -> EchoedPings {
         const PING: u8 = FrameType::Ping as u8;
         const PONG: u8 = FrameType::Pong as u8;
@@ -69,7 +69,7 @@ impl Codec {
         echoed
     }
 
-    /// Appends the answer to a request of a batch that was done.
+    /// Appends the answer to a processed request.
     #[inline]
     pub fn encode_answer(&self, request: &Request, outcomes: &[Outcome], out: &mut BytesMut) {
         if let [outcome] = outcomes {
@@ -105,7 +105,7 @@ mod tests {
 
     const REVOLUTION: u16 = 15;
 
-    /// The request at the front of these bytes, as the decoder of single frames reads it.
+    /// Returns the request at the front of these bytes, as the decoder of single frames reads it.
     fn single(bytes: &[u8]) -> Option<(u32, Operation, Vec<Message>)> {
         let Ok(Some(Decoded::Frame(frame))) = Codec::default().decode(&mut BytesMut::from(bytes)) else {
             return None;

@@ -1,7 +1,7 @@
-//! Decodes requests of one message, the most frequent ones, and encodes their answers.
+//! Decodes requests with one message, which are the most frequent requests, and encodes their answers.
 //!
-//! AddNewMsgs and DelMsgs arrive in no order that a processor could predict. Where they differ, both values are computed
-//! and one is chosen without a branch.
+//! The processor cannot predict whether the next request is an AddNewMsg or a DelMsg. Where the two differ, the code
+//! computes both values and selects one without a branch.
 
 use std::hint::select_unpredictable;
 
@@ -11,20 +11,22 @@ use super::super::frame::{FrameType, HEAD_LENGTH};
 use super::{LENGTH_LENGTH, begin, flag};
 use crate::core::{Message, Operation, Outcome, Request, RequestBatch};
 
-/// Bytes before the message of a DelMsg; an AddNewMsg has four more, which come first.
+/// The number of bytes before the message in a DelMsg: head and count.
 const DEL_FIXED: usize = HEAD_LENGTH + 4;
+/// The number of bytes that an AddNewMsg has between its head and its count.
 const MORE_OF_ADD: usize = 4;
 
-/// Where the correlation id stands.
+/// The offset of the correlation id.
 const CORRELATION_AT: usize = HEAD_LENGTH - 4;
 
-/// Bytes of an id, and of a client.
+/// The number of bytes of a message id or a client.
 const NUMBER: usize = 8;
 
-/// The longest request of one message: what is looked at of what was received.
+/// The length of the longest request with one message. It is also the size of a [`Window`].
 const LONGEST: usize = DEL_FIXED + MORE_OF_ADD + 2 * NUMBER;
 
-/// The first bytes of a request of one message: without its client and with it, each a DelMsg and an AddNewMsg.
+/// The first eight bytes of each kind of request with one message. The first index says whether the message has a
+/// client, the second whether the request is an AddNewMsg.
 const BEGINS: [[u64; 2]; 2] = [
     [begin(DEL_FIXED + NUMBER, FrameType::DelMsg, 0), begin(LONGEST - NUMBER, FrameType::AddNewMsg, 0)],
     [
@@ -33,9 +35,9 @@ const BEGINS: [[u64; 2]; 2] = [
     ],
 ];
 
-/// Moves requests of one message from the front of what was received into a request batch, for as long as they are whole and
-/// without a fault and the batch has less than `most` messages. Returns how many bytes they had. No limit of frames is so
-/// low that they are too long.
+/// Moves requests with one message from the front of the received bytes into a request batch. Stops when the batch has
+/// `most` messages, or at a frame that is incomplete, faulty or of another kind. Returns how many bytes were taken. The
+/// frame limit needs no check: it is always above the length of these requests.
 pub(super) fn take(received: &[u8], batch: &mut RequestBatch, most: usize, revolution: u16) -> usize {
     let mut rest = received;
     while batch.messages().len() < most {
@@ -49,7 +51,7 @@ pub(super) fn take(received: &[u8], batch: &mut RequestBatch, most: usize, revol
     received.len() - rest.len()
 }
 
-/// The same with what is left when that is shorter than a window; returns what is left then.
+/// Takes the last request if fewer bytes than a window are left. Returns the bytes that still remain.
 #[inline(never)]
 fn take_last<'a>(mut rest: &'a [u8], batch: &mut RequestBatch, revolution: u16) -> &'a [u8] {
     let mut window = [0; LONGEST];
@@ -61,30 +63,32 @@ fn take_last<'a>(mut rest: &'a [u8], batch: &mut RequestBatch, revolution: u16) 
     rest
 }
 
-/// The bytes under inspection: a request of one message, if it is one, and perhaps bytes behind it.
+/// The next bytes to decode. They may hold a request with one message, and further bytes after this request.
 type Window = [u8; LONGEST];
 
-/// Whether it is an AddNewMsg, else a DelMsg, and whether it has a client: if it is a request.
+/// Returns whether the request is an AddNewMsg (otherwise a DelMsg), and whether its message has a client. The caller
+/// must check that the window holds a request.
 #[inline]
 const fn kind(window: &Window) -> (bool, bool) {
     let [_, _, _, _, frame_type, flags, ..] = *window;
     (frame_type == FrameType::AddNewMsg as u8, flags & flag::CLIENTS != 0)
 }
 
-/// The bytes of the frame, if it is a request without a fault.
+/// Returns the number of bytes of the frame, if it is a valid request with one message.
 #[inline]
 fn length(window: &Window) -> Option<usize> {
     let (is_add, has_client) = kind(window);
     let begins = u64_at(window, 0) == BEGINS[usize::from(has_client)][usize::from(is_add)];
     let fields = u64_at(window, HEAD_LENGTH);
-    // The count, and of an AddNewMsg the byte before it, which must be 0.
+    // The count. For an AddNewMsg, the reserved byte before the count is included, because it must be 0.
     let count = select_unpredictable(is_add, fields & 0xff_ffff_ffff, fields >> 32);
-    // All of these are shorter than 256 bytes. Where the next begins is known sooner so than by what kind this is.
+    // All these requests are shorter than 256 bytes, so the last byte of the length field is enough. The processor
+    // knows this byte earlier than the kind of the request.
     let length = LENGTH_LENGTH + usize::from(window[3]);
     (begins && count == 1).then_some(length)
 }
 
-/// Puts the request into a request batch.
+/// Appends the request to a request batch.
 #[expect(clippy::inline_always, reason = "left to the compiler it is a call, and a frame takes 6 % longer")]
 #[inline(always)]
 fn push(window: &Window, batch: &mut RequestBatch, revolution: u16) {
@@ -93,7 +97,7 @@ fn push(window: &Window, batch: &mut RequestBatch, revolution: u16) {
     let add = Operation::Add { ack_timeout_ticks: u16::from_be_bytes([high, low]), attempt };
     let add = add.with_default_timeout(revolution);
     let at = DEL_FIXED + MORE_OF_ADD * usize::from(is_add);
-    // A node that sends clients always sends them.
+    // A logic node sends clients always or never, so the processor predicts this branch.
     let client = if has_client { u64_at(window, at + NUMBER) } else { 0 };
     batch.push_single(
         u64::from(u32::from_be_bytes(chunk(window, CORRELATION_AT))),
@@ -112,12 +116,12 @@ fn chunk<const LENGTH: usize>(window: &Window, at: usize) -> [u8; LENGTH] {
     *window[at..].first_chunk().expect("no request is longer than the window")
 }
 
-/// Bytes of an answer. That to an AddNewMsg has the deadline, the count, how many were armed again and their bits; that to
-/// a DelMsg the count and the outcome.
+/// The length of an AddNewMsgAnswer: head, deadline, count, number of re-armed messages, and one byte of bits.
 const ADD_ANSWER: usize = HEAD_LENGTH + 17;
+/// The length of a DelMsgAnswer: head, count and one outcome.
 const DEL_ANSWER: usize = HEAD_LENGTH + 5;
 
-/// A count of one message, in the upper half of eight bytes.
+/// The count of one message, in the upper half of eight bytes.
 const ONE: u64 = 1 << 32;
 
 /// Appends the answer to a request of one message.
@@ -136,16 +140,16 @@ pub(super) fn put_answer(request: &Request, outcome: Outcome, out: &mut BytesMut
     bytes[..CORRELATION_AT].copy_from_slice(&begins.to_be_bytes());
     bytes[CORRELATION_AT..HEAD_LENGTH].copy_from_slice(&correlation_id(request).to_be_bytes());
     bytes[HEAD_LENGTH..HEAD_LENGTH + 8].copy_from_slice(&body.to_be_bytes());
-    // Behind the end of an answer to a DelMsg, so it is cut off there.
+    // A DelMsgAnswer is shorter: `truncate` cuts these bytes off.
     bytes[HEAD_LENGTH + 8..HEAD_LENGTH + 16].copy_from_slice(&(ONE | u64::from(rearmed)).to_be_bytes());
     bytes[HEAD_LENGTH + 16] = rearmed;
-    // Both copy as many bytes: to copy a constant number takes fewer instructions.
+    // Copy the longer length for both kinds: copying a constant number of bytes takes fewer instructions.
     let end = out.len() + select_unpredictable(is_add, ADD_ANSWER, DEL_ANSWER);
     out.extend_from_slice(&bytes);
     out.truncate(end);
 }
 
-/// The correlation id of a request, which is its id here.
+/// Returns the correlation id of a request, which the decoder stored as the id of the request.
 #[expect(clippy::cast_possible_truncation, reason = "the id was made of a correlation id")]
 pub const fn correlation_id(request: &Request) -> u32 {
     request.id as u32

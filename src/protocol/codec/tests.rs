@@ -1,4 +1,4 @@
-//! Frames survive their bytes; bytes that are no frames survive the decoder's judgement.
+//! Tests that frames survive encoding and decoding, and that the decoder survives arbitrary bytes.
 
 use bytes::{BufMut, BytesMut};
 use proptest::collection::vec;
@@ -21,7 +21,7 @@ fn decode(bytes: &mut BytesMut) -> Option<Decoded> {
     Codec::default().decode(bytes).unwrap()
 }
 
-/// Bytes with the right length in front of them.
+/// Returns the bytes with the correct length in front.
 fn with_length(counted: &[u8]) -> BytesMut {
     let mut bytes = BytesMut::new();
     bytes.put_u32(u32::try_from(counted.len()).unwrap());
@@ -29,7 +29,7 @@ fn with_length(counted: &[u8]) -> BytesMut {
     bytes
 }
 
-/// The reason and the sentence with which a frame is refused.
+/// Returns the reason and the text with which the decoder refuses a frame.
 fn refused(counted: &[u8]) -> (Reason, String) {
     match decode(&mut with_length(counted)) {
         Some(Decoded::Refused { correlation: 7, refusal }) => (refusal.reason, refusal.text.into_owned()),
@@ -37,7 +37,7 @@ fn refused(counted: &[u8]) -> (Reason, String) {
     }
 }
 
-/// The head of a frame with correlation id 7, from its type on.
+/// Returns the head of a frame with correlation id 7, without its length.
 fn head(number: u8, flags: u8, status: u8) -> Vec<u8> {
     vec![number, flags, 0, status, 0, 0, 0, 7]
 }
@@ -147,7 +147,7 @@ fn frame() -> impl Strategy<Value = Frame> {
         .prop_map(|(correlation, body)| Frame::new(correlation, body))
 }
 
-/// Does one wrong thing to the bytes of a frame.
+/// Changes, inserts, removes or truncates bytes of a frame.
 fn mutate(bytes: &mut Vec<u8>, (kind, at, byte): (u8, prop::sample::Index, u8)) {
     if bytes.is_empty() {
         return;
@@ -162,7 +162,7 @@ fn mutate(bytes: &mut Vec<u8>, (kind, at, byte): (u8, prop::sample::Index, u8)) 
     }
 }
 
-/// Decodes until nothing more comes. Each decoded frame survives its own bytes.
+/// Decodes all frames in `bytes`. Checks that each decoded frame survives encoding and decoding.
 fn exhaust(mut bytes: BytesMut) {
     loop {
         let before = bytes.len();
