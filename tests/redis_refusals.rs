@@ -104,7 +104,9 @@ fn a_command_denied_to_a_script_is_reported_while_it_is_denied_and_the_rest_goes
     assert_eq!(connection.ask(&frames::add(&[3], 10, 1)).added().1, [false], "others are taken");
     redis.command::<()>(&["ACL", "SETUSER", "default", "+spop"]);
     assert_eq!(subscriber.settled_batch().ids(), [1, 2]);
-    wait_until("its end is told", || sidecar.log().text().contains("the store answers again, and the pointer moves"));
+    wait_until("its end is told", || {
+        sidecar.log().text().contains("the store answers again, and the pointer moves")
+    });
     let log = sidecar.log().text();
     for said in ["refused to turn the ring", "the store answers again, and the pointer moves"] {
         assert_eq!(log.matches(said).count(), 1, "{said}: {log}");

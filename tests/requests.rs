@@ -131,10 +131,7 @@ fn messages_in_flight_are_bounded_and_a_frame_is_taken_whole_or_not_at_all() {
     connection.ask(&frames::add(&[1, 2, 3, 4, 5, 6, 7, 8], 0, 1)).added();
     let error = connection.ask(&frames::add(&[11, 12, 13], 0, 1));
     error.assert_error(64, frames::RETRYABLE);
-    assert_names(
-        error.text(),
-        &["the limit --max-in-flight is reached", "raise --max-in-flight"],
-    );
+    assert_names(error.text(), &["the limit --max-in-flight is reached", "raise --max-in-flight"]);
     assert_eq!(connection.ask(&frames::del(&[11, 12, 13])).outcomes(), [UNKNOWN; 3], "not applied");
     connection.ask(&frames::add(&[9, 10], 0, 1)).added();
     connection.ask(&frames::add(&[11], 0, 1)).assert_error(64, frames::RETRYABLE);
