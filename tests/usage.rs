@@ -23,7 +23,7 @@ fn a_wrong_command_line_ends_with_64_and_names_the_word() {
         (&["watch", "--count", "0"], &["'0'", "--count"]),
         (&["group", "delete"], &["NAME"]),
         (&["add", "1", "--timeout", "soon"], &["soon", "--timeout"]),
-        (&["add", "1", "--timeout", "0"], &["--timeout", "in no time"]),
+        (&["add", "1", "--timeout", "0"], &["--timeout", "above 0"]),
         (&["add", "1", "--addr", "nowhere"], &["nowhere", "--addr"]),
         (&["add", "1", "--token-file", "/nonexistent/token"], &["/nonexistent/token", "--token-file"]),
         (&["add", "1", "--token-file", "/dev/null"], &["--token-file: /dev/null", "1 to 1024 bytes", "has 0"]),

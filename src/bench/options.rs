@@ -19,7 +19,7 @@ pub enum Op {
     /// Adds and deletes messages
     #[default]
     Wheel,
-    /// Has frames as long as an add echoed, which touches no wheel and shows what server and wire can do
+    /// Sends Pings as long as an add: measures server and network without the wheel
     Ping,
 }
 
@@ -30,8 +30,8 @@ pub enum Order {
     /// An add and a del in turn
     #[default]
     InTurn,
-    /// Drawn at random, as from phones that answer when they like. A connection has up to eight messages more in
-    /// flight; with more than eight in a frame they come in turn
+    /// In random order, with up to eight more messages in flight per connection. In turn, if a frame has more than
+    /// eight messages
     Mixed,
 }
 
@@ -71,8 +71,7 @@ pub struct BenchOptions {
     /// [default: as fast as possible]
     #[arg(long, value_name = "PAIRS")]
     pub rate: Option<u64>,
-    /// With --rate: how often each connection has requests due, all together that fall into that time, as a logic node
-    /// that collects what it writes
+    /// With --rate: each connection sends the requests of this time together, as a logic node that coalesces
     #[arg(
         long, requires = "rate", default_value = "4ms", value_name = "DURATION",
         value_parser = humantime::parse_duration
@@ -102,8 +101,8 @@ pub struct BenchOptions {
     /// Threads that make the load
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub threads: usize,
-    /// Have these threads look for answers again and again rather than sleep: each takes a processor for itself, and a
-    /// server beside them spends no time on waking them. Only where there are processors to spare
+    /// Poll for answers instead of sleeping: each thread occupies one processor, and the server need not wake it. Only
+    /// where there are processors to spare
     #[arg(long)]
     pub busy_poll: bool,
 }

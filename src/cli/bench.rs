@@ -18,12 +18,11 @@ const OTHER_FILES: u64 = 64;
 
 /// Measure a sidecar: load over the real protocol, every answer checked
 ///
-/// The wheel is filled to --in-flight messages; then, for --seconds, every connection adds new messages and deletes its
-/// old ones, as fast as possible or at a --rate; then all is deleted. Messages that --acked leaves over time out, and are
-/// taken from a group of its own. Other groups keep them too, so measure a sidecar that serves nobody else.
+/// Adds --in-flight messages. Then, for --seconds, every connection adds new messages and deletes old ones, as fast as
+/// possible or at a --rate. At the end all messages are deleted. With --acked some time out, and a group of the bench
+/// receives them. Other groups keep them too, so measure a sidecar that serves nobody else.
 ///
-/// Exit code 1 says that something went wrong on the way: an answer that was not the right one, a message that is
-/// missing.
+/// Exit code 1 says that an answer was wrong, or that a message is missing.
 #[derive(Args, Debug)]
 pub(super) struct Bench {
     #[command(flatten)]

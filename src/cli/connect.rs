@@ -19,8 +19,8 @@ pub(super) const DEFAULT_ADMIN: &str = "127.0.0.1:7416";
 pub(super) fn patience(text: &str) -> Result<Duration, String> {
     let time = humantime::parse_duration(text).map_err(|error| error.to_string())?;
     match time {
-        Duration::ZERO => Err(String::from("no answer comes in no time")),
-        time if time > MAX_DURATION => Err(String::from("nobody waits for longer than a year")),
+        Duration::ZERO => Err(String::from("the time must be above 0")),
+        time if time > MAX_DURATION => Err(String::from("the time must be at most a year")),
         time => Ok(time),
     }
 }

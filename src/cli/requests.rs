@@ -12,7 +12,7 @@ use crate::client::AddOptions;
 use crate::core::{AddOutcome, GroupName, Message};
 use crate::protocol::frame::Welcome;
 
-/// Take messages into flight: before they are pushed
+/// Add messages, before they are pushed
 #[derive(Args, Debug)]
 pub(super) struct Add {
     /// Messages, as ID or ID:CLIENT
@@ -28,23 +28,23 @@ pub(super) struct Add {
     connect: Connect,
 }
 
-/// Take messages out of flight: when their Ack arrives
+/// Delete messages, when their Ack arrives
 #[derive(Args, Debug)]
 pub(super) struct Del {
     /// Messages, as ID or ID:CLIENT
     #[arg(required = true, value_name = "ID[:CLIENT]")]
     messages: Vec<Message>,
-    /// Take them back: their push failed at once
+    /// Withdraw them, because their push failed
     #[arg(long)]
     withdraw: bool,
     #[command(flatten)]
     connect: Connect,
 }
 
-/// Ask a sidecar for a sign of life, as a logic node does: over its address, with TLS and token
+/// Check that a sidecar answers a logic node: with this address, token and certificates
 ///
-/// No message is added. Exit code 0 says that logic nodes which reach the sidecar from here, with the same certificates
-/// and token, are let in. Whether its store answers is another question, for /readyz of its admin address.
+/// No message is added. Exit code 0 says that logic nodes on this host, with the same token and certificates, can
+/// connect. Ask /readyz of the admin address whether the store answers.
 #[derive(Args, Debug)]
 pub(super) struct Ping {
     #[command(flatten)]

@@ -10,14 +10,13 @@ use crate::app::StartError;
 use crate::config::{Config, Settings};
 use crate::redis::RedisStoreError;
 
-/// Keep the account of messages in flight
+/// Run a sidecar that tracks messages in flight
 ///
-/// Every flag can also stand in the environment, and, without its dashes, in a TOML file given with --config: a flag
-/// comes before the environment, that before the file, that before the default. A DURATION is written 200ms, 3s, 5m
-/// or 24h.
+/// Every flag is also an environment variable, and, without its dashes, a key of the TOML file of --config. Precedence:
+/// flag, environment variable, file, default. A DURATION is written 200ms, 3s, 5m or 24h.
 ///
-/// SIGTERM, SIGINT and SIGHUP drain: new messages are refused, what is in flight is delivered (with --state or in
-/// Redis it is kept), exit 0 within 10 s.
+/// SIGTERM, SIGINT and SIGHUP drain: new messages are refused, and messages in flight are delivered, or kept with
+/// --state and in Redis. The process exits with 0 within 10 s.
 #[derive(Args, Debug)]
 pub struct Serve {
     /// TOML file with settings; examples/ackwheel.toml has every key with its default [default: none]

@@ -46,8 +46,8 @@ const MAX_WORDS: usize = 1_000;
 
 /// Show the ring, slot by slot, and the groups
 ///
-/// A ring of many slots is drawn in at most 30 rows. Of several rings each has a line, and --ring draws one. What
-/// should not be so is marked with `!`.
+/// A ring of many slots is drawn in at most 30 rows. Several rings have a line each, and --ring draws one of them. `!`
+/// marks a problem.
 #[derive(Args, Debug)]
 pub(super) struct Status {
     /// The sidecar's admin address

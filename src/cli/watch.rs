@@ -40,8 +40,8 @@ pub(super) struct Watch {
     /// End after this many batches
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
-    /// Do not acknowledge what was printed: it comes again, here or at another member of the group, and
-    /// nothing new comes once --credit is out
+    /// Do not acknowledge batches: they are delivered again, here or to another member of the group, and no new batch
+    /// arrives once --credit is used up
     #[arg(long)]
     no_ack: bool,
     /// Messages to hold unacknowledged at most
