@@ -1,8 +1,8 @@
 //! Makes the answers that need the store, on a separate thread. Each endpoint makes one answer at a time, and a request
 //! waits only a bounded time.
 //!
-//! The admin thread takes no lock of the store and waits for no connection, so that /livez answers in time. During a
-//! flood of requests, an endpoint makes at most one answer per [`PAUSE`]: each answer serves all requests that came
+//! The admin thread never waits for a lock of the store or for busy connections, so that /livez answers in time. During
+//! a flood of requests, an endpoint makes at most one answer per [`PAUSE`]: each answer serves all requests that came
 //! before it was begun.
 
 use std::sync::Arc;

@@ -46,7 +46,7 @@ impl Delivery {
         if let Some(handle) = self.handles.lock().get_mut(group).filter(is_open) {
             return Ok((false, handle.join(join)));
         }
-        // The group must be open in all rings or in none. So if a ring refuses, the group is left on all rings again.
+        // If a ring refuses, the group is left on all rings again, so that it is not open on some of them.
         let opened = self.outbox.open_group(group, options, self.clock.now()).await;
         if opened.is_err()
             && !self.handles.lock().contains_key(group)

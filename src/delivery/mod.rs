@@ -44,8 +44,8 @@ pub struct Delivery {
     handles: Mutex<HashMap<GroupName, GroupHandle>>,
     /// The locks of the groups. The hash of a group's name chooses its lock.
     locks: [tokio::sync::Mutex<()>; LOCKS],
-    /// Hashes the name of a group to its lock. Also makes the names of ephemeral groups differ from those of other
-    /// processes. A process id alone does not, because hosts use the same ids.
+    /// Chooses the lock of a group by a hash of its name. Also makes the generated names of ephemeral groups differ
+    /// between processes. Process ids alone do not, because they repeat among hosts.
     random: RandomState,
     last_member: AtomicU64,
 }
@@ -79,7 +79,7 @@ impl Delivery {
 
     /// Adds a subscriber to `group`, or to a new group with a generated name. If the group does not exist, it is
     /// created with these options. `credit` limits the messages in unacknowledged batches. The last batch may exceed
-    /// it.
+    /// this limit.
     ///
     /// # Errors
     ///

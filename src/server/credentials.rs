@@ -28,7 +28,7 @@ impl Token {
     ///
     /// # Errors
     ///
-    /// When the file cannot be read, is empty, or holds more than a token. The error names the file.
+    /// When the file cannot be read, is empty, or is too long for a token. The error names the file.
     pub fn file(path: PathBuf) -> io::Result<Token> {
         WatchedFiles::new(&[path], |files| token(&files[0])).map(Token)
     }
@@ -50,7 +50,7 @@ impl Token {
 ///
 /// # Errors
 ///
-/// When the file cannot be read, is empty, or holds more than a token. The error names the file.
+/// When the file cannot be read, is empty, or is too long for a token. The error names the file.
 pub fn token_in(path: &Path) -> io::Result<Vec<u8>> {
     token(&FileContent::read(path)?)
 }

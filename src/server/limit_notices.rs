@@ -18,7 +18,7 @@ use crate::metrics::Metrics;
 /// How often the counters are checked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The limits that an operator sets, and what to log when they are reached.
+/// The limits that an operator sets, and the line to log when a limit is reached.
 const LIMITS: [(Reason, &str); 3] = [
     (
         Reason::MaxInFlight,

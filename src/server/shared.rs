@@ -31,7 +31,8 @@ pub struct ServerOptions {
     pub hello_timeout: Duration,
     /// How long a peer may be silent before it is pinged. After twice this time its connection is closed.
     pub ping_interval: Duration,
-    /// How many bytes may be queued for a connection before the session stops reading. Batches stop at half of it.
+    /// How many bytes may be queued for a connection before the session stops reading. At half of this number it stops
+    /// sending batches.
     pub max_queued_bytes: usize,
 }
 
@@ -58,8 +59,8 @@ pub struct Shared {
 pub enum Listener {
     /// A TCP address.
     Tcp(TcpListener),
-    /// A Unix socket. The order of these fields removes the file before the listener closes. While the listener is
-    /// open, no other sidecar replaces the file, and no other file can get its inode.
+    /// A Unix socket. The fields are dropped in this order, so the file is removed before the listener closes. While
+    /// the listener is open, no other sidecar replaces the file, and no other file can get its inode.
     Unix(SocketFile, UnixListener),
 }
 

@@ -1,4 +1,5 @@
-//! Keeps a value that is made from files, such as a token or a certificate. Makes it again when their content changes.
+//! Keeps a value that is made from files, such as a token or a certificate. Makes the value again when the content of a
+//! file changes.
 //!
 //! The files are read every second and compared by content, because `cp -p`, rsync and mounted volumes may keep the
 //! modification time. Tokio's blocking pool reads them, so that a hanging file system does not block users of the
