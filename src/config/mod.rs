@@ -33,7 +33,7 @@ pub struct Config {
     pub socket: Option<PathBuf>,
     /// The address of metrics, probes and status.
     pub admin: SocketAddr,
-    /// The options of the Redis store; their name is empty if `name` is `None`. With `None`, the store is in memory.
+    /// The options of the Redis store, or `None` for the memory store. Their name is empty if `name` is `None`.
     pub redis: Option<RedisConfig>,
     /// The name of this sidecar. With `None`, the name is its host and port.
     pub name: Option<String>,

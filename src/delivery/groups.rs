@@ -185,8 +185,8 @@ impl GroupTask {
         }
     }
 
-    /// Lends the waiting batches that no member here can take now: members on other sidecars may take them. After a
-    /// refusal, the batches become available to other sidecars later.
+    /// Lends the waiting batches that no member here can take now, so that members on other sidecars can take them. If
+    /// the store refuses, other sidecars get these batches later.
     async fn lend(&mut self) -> Result<(), Refusal> {
         let batches = self.dispatch.lend();
         if batches.is_empty() {

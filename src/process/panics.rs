@@ -80,8 +80,8 @@ pub fn end_the_process(flush_log: impl Fn() + Send + Sync + 'static) {
             error!(place, text, "a panic ended this connection, and no other: please report it as a bug");
             return;
         }
-        // This thread ends the process even if logging blocks: the panicking thread may hold a lock of the log, or the
-        // log may have no reader.
+        // This thread ends the process even if logging blocks. The panic may have happened under a lock of the log, or
+        // the log may have no reader.
         let _ = thread::Builder::new().name(String::from("panic")).spawn(|| {
             thread::sleep(LAST_LINES_TIMEOUT);
             exit(EXIT_CODE);

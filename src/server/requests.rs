@@ -185,10 +185,11 @@ impl Session {
         self.shared.metrics.count_frames(FrameType::DelMsgAnswer, dels);
     }
 
-    /// Reads all bytes that wait in the socket, then confirms this to the read barrier. Bytes that arrive later need
-    /// not be read. After a stall of this process, the peer may have more to send than the socket can hold. Then this
-    /// function reads until the peer pauses, or the process no longer counts as waking. It also stops after
-    /// [`WAKING_TIME`], because every moment counts as waking after the ticker has ended.
+    /// Reads all bytes that wait in the socket, and confirms this to the read barrier, which asks for it shortly before
+    /// a tick expires. Bytes that arrive later need not be read. After a stall of this process, the peer may have more
+    /// to send than the socket can hold. Then this function reads until the peer pauses, but only while the process
+    /// counts as waking: for a second after a stall. It also stops after [`WAKING_TIME`], because the process always
+    /// counts as waking after the ticker has ended.
     pub(super) async fn read_waiting(&mut self) {
         let clock = Arc::clone(&self.shared.clock);
         let (mut spent, mut last) = (Duration::ZERO, clock.now());

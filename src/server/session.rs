@@ -105,7 +105,8 @@ impl Session {
             self.step().await;
         }
         drop(self.subscription.take());
-        // The session reads no more, so the read barrier must not wait for it.
+        // The session reads no more. So the read barrier, which lets sessions read before a tick expires, must not wait
+        // for it.
         drop(self.barrier);
         self.group_deletions.close();
         if self.pending.is_waiting() {
