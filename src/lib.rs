@@ -14,7 +14,7 @@
 //!
 //! # #[tokio::main]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! // A sidecar in this process, with an ack timeout of 15 ticks of 100 ms. `ackwheel serve` runs a sidecar alone.
+//! // A sidecar in this process, with an ack timeout of 15 ticks of 100 ms. In production, run `ackwheel serve`.
 //! let any_port = Some("127.0.0.1:0".to_owned());
 //! let tick = Some(Duration::from_millis(100));
 //! let settings = Settings { listen: any_port.clone(), admin: any_port, tick, ..Settings::default() };

@@ -163,7 +163,7 @@ impl BufferedStream {
         SockRef::from(&descriptor(&self.stream)).recv_buffer_size().unwrap_or_default().max(READ_SIZE)
     }
 
-    /// Writes queued bytes or, if `read` is set, reads: whichever is possible first. Cancel-safe.
+    /// Writes queued bytes or, if `read` is set, reads: does what is possible first. Cancel-safe.
     pub(super) async fn read_or_write(&mut self, read: bool) -> io::Result<IoEvent> {
         poll_fn(|context| {
             match self.poll_write(context) {
