@@ -29,10 +29,10 @@ use crate::ticker::Ticker;
 use crate::ticker::precise_timer::PreciseTimer;
 use crate::ticker::read_barrier::ReadBarrier;
 
-/// A running sidecar. Dropping it ends its tasks at once; [`Sidecar::drain`] ends it properly.
+/// A running sidecar. Dropping this value ends the tasks at once. [`Sidecar::drain`] ends them without losing messages.
 ///
-/// If one of its tasks panics, the rest cannot go on: `serve`, and a program of your own that starts a sidecar, call
-/// [`panics::end_the_process`](crate::process::panics::end_the_process) first.
+/// If one of its tasks panics, the other tasks cannot continue. So call
+/// [`panics::end_the_process`](crate::process::panics::end_the_process) before you start a sidecar, as `serve` does.
 pub struct Sidecar {
     /// The TCP address for logic nodes.
     pub address: SocketAddr,
@@ -48,7 +48,7 @@ pub struct Sidecar {
 }
 
 impl Sidecar {
-    /// Listens, opens the store, and starts the tickers. If the future is dropped before it is complete, nothing is lost.
+    /// Listens, opens the store, and starts the tickers. If the future is dropped before it completes, no data is lost.
     ///
     /// # Errors
     ///
@@ -57,7 +57,7 @@ impl Sidecar {
         Sidecar::start_with(config, open_store).await
     }
 
-    /// Like [`Sidecar::start`], on a store of the caller in place of the one that the configuration names.
+    /// Like [`Sidecar::start`], but uses `store` instead of the store that the configuration names.
     ///
     /// # Errors
     ///
@@ -79,9 +79,9 @@ impl Sidecar {
         let host = || uname().nodename().to_string_lossy().into_owned();
         let name = config.name.clone().unwrap_or_else(|| format!("{}:{}", host(), address.port()));
         let (clock, metrics) = (Arc::new(Clock::start()), Arc::new(Metrics::default()));
-        // Last of all that can fail: it uses up a state file.
+        // Open the store after all other steps that can fail, because this step consumes a state file.
         let store = open(&config, &name, &clock, &metrics).await?;
-        // Waiting for Redis was no stall.
+        // The time spent waiting for Redis must not count as a stall.
         clock.beat();
         export_settings(&config, store.rings().len(), &metrics);
         let outbox = CombinedOutbox::of(store.rings());
@@ -133,7 +133,7 @@ impl Sidecar {
     }
 }
 
-/// Opens the store; `name` is that of the sidecar.
+/// Opens the configured store. `name` is the name of the sidecar.
 async fn open_store(
     config: &Config,
     name: &str,
@@ -164,7 +164,7 @@ fn open_memory(config: &Config, clock: &Clock, metrics: &Metrics) -> Result<Memo
         Recovery::Restored(messages) => {
             info!(messages, path, "messages in flight taken over from the state file");
             if messages > 0 {
-                // Reading the file took time that the clients did not have.
+                // While the file was read, no client could connect and send its Acks.
                 store.wait_for_clients(clock.now());
             }
         }
@@ -184,7 +184,7 @@ fn open_memory(config: &Config, clock: &Clock, metrics: &Metrics) -> Result<Memo
     Ok(store)
 }
 
-/// Opens the listeners for logic nodes; returns the address of the first too.
+/// Opens the listeners for logic nodes. Also returns the address of the TCP listener.
 async fn open_listeners(config: &Config) -> Result<(Vec<Listener>, SocketAddr), StartError> {
     let (listener, address) = listen("--listen", config.listen).await?;
     let mut listeners = vec![Listener::Tcp(listener)];
@@ -196,7 +196,7 @@ async fn open_listeners(config: &Config) -> Result<(Vec<Listener>, SocketAddr), 
     Ok((listeners, address))
 }
 
-/// Listens on a TCP address; returns the address too, in which port 0 is replaced.
+/// Listens on a TCP address. Also returns the address, with the real port in place of port 0.
 async fn listen(flag: &'static str, address: SocketAddr) -> Result<(TcpListener, SocketAddr), StartError> {
     let failed = |cause| StartError::Listen { flag, address: address.to_string(), cause };
     let listener = TcpListener::bind(address).await.map_err(failed)?;
@@ -204,10 +204,10 @@ async fn listen(flag: &'static str, address: SocketAddr) -> Result<(TcpListener,
     Ok((listener, address))
 }
 
-/// Files that are open beside connections: listeners, links to Redis, timers, and the process' own.
+/// How many files may be open in addition to connections: listeners, links to Redis, timers and others.
 const OTHER_FILES: u64 = 64;
 
-/// Raises the limit of open files of this process, and warns if that is too low for the connections.
+/// Raises the limit of open files of this process. Warns if the limit is too low for the maximum number of connections.
 pub fn raise_open_files_limit(config: &Config) {
     let connections = (config.server.max_connections as u64).saturating_add(admin::MAX_CONNECTIONS as u64);
     let wanted = connections.saturating_add(OTHER_FILES);
@@ -223,14 +223,15 @@ pub fn raise_open_files_limit(config: &Config) {
     }
 }
 
-/// Reads the files of token and certificate again when their content changes. Never returns.
+/// Reads the files of token and certificate again whenever their content changes. Returns only if neither is
+/// configured.
 async fn watch_files(shared: Arc<server::Shared>) {
     let token = OptionFuture::from(shared.token.as_ref().map(Token::maintain));
     let certificate = OptionFuture::from(shared.certificate.as_ref().map(Certificate::maintain));
     tokio::join!(token, certificate);
 }
 
-/// Exports the limits and settings that dashboards and alerts compare with.
+/// Exports the limits and settings that dashboards and alerts compare with other metrics.
 fn export_settings(config: &Config, rings: usize, metrics: &Metrics) {
     let max_held_acks = config.redis.as_ref().map_or(0, |redis| redis.0.max_held_acks);
     metrics.max_in_flight.set(gauge_value(config.max_in_flight));
@@ -241,7 +242,8 @@ fn export_settings(config: &Config, rings: usize, metrics: &Metrics) {
     metrics.ack_timeout.set(config.wheel.ticks(config.wheel.slots().into()).as_secs_f64());
 }
 
-/// The span of log lines about a ring. If there are several rings it names the ring, also with `--log error`.
+/// Returns the span of log lines about a ring. With several rings, the span names the ring. Its level is error, so that
+/// it also appears with `--log error`.
 fn span_of(ring: usize, store: &dyn Store) -> Span {
     if store.rings().len() > 1 { error_span!(logging::RING, ring) } else { Span::none() }
 }
@@ -270,14 +272,14 @@ pub enum StartError {
     /// The Redis store could not be opened.
     #[error("--store {url}: {cause}")]
     Redis {
-        /// Its URL, without a password.
+        /// The URL of the store, without a password.
         url: String,
         /// The cause.
         cause: RedisStoreError,
     },
 }
 
-/// The likely reason why an address cannot be listened on.
+/// Returns the likely reason why an address cannot be listened on, or an empty text.
 fn likely_cause(cause: &io::Error) -> &'static str {
     if cause.kind() == io::ErrorKind::AddrInUse { "; is another sidecar running there?" } else { "" }
 }

@@ -1,8 +1,8 @@
 //! ackwheel: an ack-timeout tracker for IM servers, as a sidecar and as a client library.
 //!
-//! A logic node adds a message before it pushes it to a phone, and deletes it when the Ack of the phone arrives. A
-//! message that is still in flight after its ack timeout is delivered in a timeout batch. That is evidence, not a verdict:
-//! docs/INTEGRATION.md says how to judge whether a client is offline.
+//! A logic node adds a message before it pushes the message to a phone. It deletes the message when the Ack of the
+//! phone arrives. A message that is still in flight after its ack timeout is delivered in a timeout batch. A timeout
+//! alone does not prove that the client is offline: docs/INTEGRATION.md says how to judge this.
 //!
 //! ```
 //! use std::time::Duration;
@@ -14,7 +14,7 @@
 //!
 //! # #[tokio::main]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! // A sidecar in this process, with an ack timeout of 15 ticks of 100 ms. `ackwheel serve` runs one beside it.
+//! // A sidecar in this process, with an ack timeout of 15 ticks of 100 ms. In production, run `ackwheel serve`.
 //! let any_port = Some("127.0.0.1:0".to_owned());
 //! let tick = Some(Duration::from_millis(100));
 //! let settings = Settings { listen: any_port.clone(), admin: any_port, tick, ..Settings::default() };
@@ -23,12 +23,12 @@
 //! let client = Client::connect(sidecar.address.into(), ClientOptions::default()).await?;
 //! let mut timeouts = client.subscribe(SubscribeOptions::default().group("default")).await?;
 //!
-//! // Add before you push: an Ack can then never overtake its message.
+//! // Add a message before you push it, so that its Ack cannot arrive earlier.
 //! let [acked, silent] = [Message::new(101, 7), Message::new(102, 9)];
 //! client.add_new_msg(&[acked, silent], AddOptions::default()).await?;
 //! client.del_msg(&[acked]).await?;
 //!
-//! // After 1.5 s the other one is in a timeout batch.
+//! // After 1.5 s the message without an Ack is in a timeout batch.
 //! let batch = timeouts.next().await.transpose()?.expect("the subscription goes on");
 //! assert_eq!(batch.messages[0].message, silent);
 //! batch.ack().await?;
@@ -37,7 +37,7 @@
 //! # }
 //! ```
 //!
-//! # The tour
+//! # Overview
 //!
 //! ```text
 //!        logic nodes                                               Prometheus, probes, browsers
@@ -79,10 +79,10 @@
 //! For an overview, read `core/tick.rs`, `core/ring.rs`, `memory/wheel.rs`, `core/dispatch.rs`, [`ticker`] and
 //! `server/session.rs`. docs/ARCHITECTURE.md says which file to change for a task.
 
-// Tests and examples have no other crate to keep out.
+// This lint is only for the library: no other crate uses items of the tests and examples.
 #![warn(unreachable_pub)]
 
-// Unit tests share code of tests/, which names the library.
+// Unit tests include files of tests/, which refer to the library as `ackwheel`.
 #[cfg(test)]
 extern crate self as ackwheel;
 

@@ -17,11 +17,11 @@ use crate::metrics::gauge_value;
 use crate::server::{Certificate, Shared};
 use crate::ticker::{LIVENESS, TickerHandle};
 
-/// The parts of a sidecar that are reported.
+/// The parts of a sidecar whose state is reported.
 pub struct Health {
     /// The name of the sidecar among those that share its store.
     pub name: String,
-    /// The parts that its connections share.
+    /// The parts that all connections of the sidecar share.
     pub shared: Arc<Shared>,
     /// The tickers, in the order of the rings.
     pub tickers: Vec<TickerHandle>,
@@ -34,15 +34,15 @@ pub struct Health {
 }
 
 impl Health {
-    /// For how long a ticker's loop has not run, if that is so long that this process must be restarted. A ticker that is
-    /// no leader, or may not move the pointer, runs its loop too.
+    /// Returns how long a ticker's loop has not run, if this process must be restarted because of it. The loop also
+    /// runs while the ticker does not lead, or may not move the pointer.
     pub async fn stalled(&self) -> Option<Duration> {
         let silence = || {
             let now = self.shared.clock.now();
             self.tickers.iter().map(|ticker| ticker.silence(now)).max().filter(|silence| *silence > LIVENESS)
         };
         silence()?;
-        // If the whole process stalled, the ticker runs again soon, as this does.
+        // If the whole process stalled, the ticker's loop runs again soon. So look a second time.
         tokio::time::sleep(CLOCK_BEAT * 2).await;
         silence()
     }
@@ -81,7 +81,8 @@ impl Health {
     pub(super) async fn report(&self) -> Result<StatusReport, Refusal> {
         let Shared { store, delivery, clock, .. } = &*self.shared;
         let (rings, now) = (store.rings(), clock.now());
-        // Before the pointers, so that no tick is reported as expired that a pointer has not left.
+        // Read the expired ticks before the pointers. Otherwise the report could contain a tick as expired that its
+        // pointer has not left.
         let tick = |(tick, counts): (Tick, TickCounts)| {
             let TickCounts { added, acked, storm, .. } = counts;
             TickReport { tick: tick.0, added, acked, timed_out: counts.timed_out(), storm }

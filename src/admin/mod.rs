@@ -35,13 +35,13 @@ use crate::server::accept;
 /// The maximum number of connections.
 pub const MAX_CONNECTIONS: usize = 256;
 
-/// The longest head of a request, in bytes.
+/// The maximum length of the head of a request, in bytes.
 const MAX_HEAD_LENGTH: usize = 16 * 1_024;
 
-/// How long the head of a request may take to come.
+/// How long a peer may take to send the head of its request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a connection may last. Each has one request: a peer that does not read must not keep its place.
+/// How long a connection may last. It serves only one request. The limit closes a connection whose peer does not read.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Serves the endpoints until the task is aborted.
@@ -54,14 +54,14 @@ pub async fn serve(listener: TcpListener, health: Arc<Health>) {
         .route("/status", get(status))
         .fallback(async || (StatusCode::NOT_FOUND, "here are / /metrics /livez /readyz /status\n"))
         .with_state(health);
-    // The task of each open connection, and whether its request was read; in the order of their arrival.
+    // The task of each open connection, and whether its request was read, in the order of arrival.
     let mut open: VecDeque<(AbortOnDropHandle<()>, Arc<AtomicBool>)> = VecDeque::new();
     loop {
         let (stream, _) = accept("a connection to the admin port", || listener.accept()).await;
         open.retain(|(task, _)| !task.is_finished());
         if open.len() >= MAX_CONNECTIONS {
-            // The oldest that has asked nothing, or the oldest if all have asked: a probe gets its answer even during a
-            // port scan.
+            // Close the oldest connection without a request, or the oldest of all if each has sent a request. So a
+            // probe gets its answer even during a port scan.
             let silent = open.iter().position(|(_, has_asked)| !has_asked.load(Ordering::Relaxed));
             open.remove(silent.unwrap_or(0));
             debug!("a connection to the admin port was closed: there are too many, and it was the oldest");
@@ -102,7 +102,7 @@ async fn metrics(State(health): State<Arc<Health>>) -> Answer {
     });
     fresh.await.unwrap_or_else(|| {
         warn!("the store did not say within {ANSWER_TIMEOUT:?} how its rings are; their gauges are 0: look at the store");
-        // For a store that does not answer; takes no lock of the delivery.
+        // The store does not answer, so its gauges are set to 0, without a lock of the delivery.
         health.set_metrics(&[], &Backlog::default(), &[]);
         text(&health)
     })
@@ -140,14 +140,15 @@ async fn status(State(health): State<Arc<Health>>) -> Answer {
     answer.await.unwrap_or_else(silent)
 }
 
-/// The page may run its own script, use its own style, show the icon that it carries, and ask this sidecar. The hashes are
-/// those of the two blocks; if the page has changed, `tests/admin.rs` prints the new ones.
+/// The content security policy of the page. The page may use its own script and style, show its embedded icon, and send
+/// requests to this sidecar. The hashes are those of the script and the style. If the page has changed,
+/// `tests/admin.rs` prints the new hashes.
 const POLICY: &str = "default-src 'none'; \
-    script-src 'sha256-oAPQbWS7aN92D0WTR6pgPunOXijlNjuKoegY6YUljfo='; \
-    style-src 'sha256-JrmH8Ct4DkT07JJ+cyVKwUC6tSa/70HOwKG343cLrTc='; \
+    script-src 'sha256-9DSWqPPSlyIuBIBHKlrZOQ7GtBvtgwP1c6Gd3+B3tN0='; \
+    style-src 'sha256-Jw2sqZCH2zjfq7gjQk/TDJ3v/tBDSIgeeFGoS+OhCh4='; \
     img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// Serves the page. No cache may keep it: it belongs to the version that serves it.
+/// Serves the page. Caches must not store the page, because it must match the version of the sidecar.
 async fn page() -> Response {
     let headers = [
         (header::CONTENT_TYPE, "text/html; charset=utf-8"),

@@ -1,7 +1,9 @@
-//! Makes the answers that need the store: on a thread of their own, one at a time, and within a bounded time.
+//! Makes the answers that need the store, on a separate thread. Each endpoint makes one answer at a time, and a request
+//! waits only a bounded time.
 //!
-//! The admin thread itself takes no lock of the store and waits for no connection, so that /livez answers in time. A flood
-//! of requests costs no more than [`PAUSE`] allows: one answer is for all requests that came before it was begun.
+//! The admin thread never waits for a lock of the store or for busy connections, so that /livez answers in time. During
+//! a flood of requests, an endpoint makes at most one answer per [`PAUSE`]: each answer serves all requests that came
+//! before it was begun.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,10 +18,10 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::clock::Clock;
 use crate::process::thread::RuntimeThread;
 
-/// How long a request waits for its answer: less than Prometheus and probes wait by default.
+/// How long a request waits for its answer. Prometheus and probes wait longer by default.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The least time from the beginning of an answer to that of the next.
+/// The minimum time between the beginnings of two answers.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// An answer: its status, its media type, and its text.
@@ -33,22 +35,22 @@ impl IntoResponse for Answer {
     }
 }
 
-/// The answer of an endpoint, which requests share.
+/// The answer of one endpoint, shared by all its requests.
 #[derive(Debug)]
 pub struct SharedAnswer {
     thread: Arc<RuntimeThread>,
-    /// The last answer, and when it was begun. Locked while the next one is made.
+    /// The last answer, and when it was begun. The mutex is locked while the next answer is made.
     last: Arc<Mutex<Option<(Instant, Answer)>>>,
 }
 
 impl SharedAnswer {
-    /// Makes the answer on this thread, which may wait for locks of the store.
+    /// Creates a shared answer that is made on `thread`. This thread may wait for locks of the store.
     pub fn made_on(thread: &Arc<RuntimeThread>) -> SharedAnswer {
         SharedAnswer { thread: Arc::clone(thread), last: Arc::default() }
     }
 
-    /// The answer of `make`, or that of another request if it was begun after this call; `None` if neither is ready in
-    /// time.
+    /// Runs `make` and returns its answer. If another request begins an answer after this call, returns that answer
+    /// instead. Returns `None` if no answer is ready within [`ANSWER_TIMEOUT`].
     pub(super) async fn get(
         &self,
         clock: &Arc<Clock>,
@@ -69,7 +71,7 @@ impl SharedAnswer {
                 *last = Some((begun, answer.clone()));
                 answer
             });
-            // If no request waits for it any more, it ends at its next wait.
+            // If this request stops waiting, its task is aborted at the next await.
             AbortOnDropHandle::new(task).await.ok()
         };
         timeout(ANSWER_TIMEOUT, answer).await.ok().flatten()

@@ -1,4 +1,4 @@
-//! The status report that `GET /status` answers as JSON.
+//! The status report that `GET /status` returns as JSON.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,28 +12,28 @@ pub struct StatusReport {
     pub sidecar: String,
     /// The kind of store.
     pub store: String,
-    /// Slots of the ring.
+    /// The number of slots of a ring.
     pub slots: u16,
-    /// Length of a tick in ms.
+    /// The length of a tick in ms.
     pub tick_ms: u32,
-    /// Every ring.
+    /// The states of all rings.
     pub rings: Vec<RingStatus>,
-    /// Every group.
+    /// The states of all groups.
     pub groups: Vec<GroupReport>,
 }
 
 /// The state of a group.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GroupReport {
-    /// Its name.
+    /// The name of the group.
     pub group: String,
-    /// Its subscribers at this sidecar.
+    /// The number of its subscribers on this sidecar.
     pub subscribers: u64,
-    /// Batches that it has not acknowledged, those delivered included.
+    /// The number of batches that the group has not acknowledged, including delivered batches.
     pub outbox_batches: u64,
-    /// Batches that were delivered and not acknowledged.
+    /// The number of batches that were delivered but not acknowledged.
     pub unacked_batches: u64,
-    /// Age of its oldest batch in seconds; 0 without one.
+    /// The age of the oldest unacknowledged batch in seconds, or 0 without a batch.
     pub oldest_seconds: f64,
 }
 

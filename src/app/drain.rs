@@ -17,16 +17,16 @@ use crate::ticker::TickerHandle;
 /// How often a drain checks whether all batches are acknowledged.
 const BACKLOG_POLL: Duration = Duration::from_millis(10);
 
-/// How long connections may take for their last answers.
+/// How long connections may take to send their last answers.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long it may take to return the batches of subscribers that have left.
+/// How long the sidecar may take to release the batches of subscribers that have left.
 const LEAVE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// How long the store may take to close.
 const STORE_TIMEOUT: Duration = Duration::from_secs(6);
 
-/// When the store must be closed, counted from the beginning of the drain: the process is to end within 10 s.
+/// The time from the beginning of a drain until the store must be closed. The process must end within 10 s.
 const STORE_DEADLINE: Duration = Duration::from_millis(9_700);
 
 impl Sidecar {
@@ -34,7 +34,7 @@ impl Sidecar {
     ///
     /// # Errors
     ///
-    /// When the store could not be saved. All other steps were done.
+    /// If the store could not be saved. All other steps of the drain are done even then.
     pub async fn drain(self) -> Result<(), Refusal> {
         let Sidecar { health, server, mut tickers, mut tasks, drain_timeout, _threads, .. } = self;
         let begun = health.shared.clock.now();
@@ -42,14 +42,14 @@ impl Sidecar {
         health.draining.store(true, Ordering::Relaxed);
         server.drain();
         info!("draining: new messages are refused");
-        // Before any wait: if other sidecars share the store, one of them leads from here on.
+        // Drain the rings before any wait. If other sidecars share the store, one of them can then lead.
         let handover = drain_rings(&health, deadline).await;
         if handover == DrainOutcome::Published {
             wait_for_subscribers(&health, deadline).await;
         }
-        // Clients that have not seen GoAway yet still get their answers.
+        // Until then, clients that have not read GoAway yet still get answers.
         tokio::time::sleep_until((begun + DRAIN_GRACE).into()).await;
-        // Acks are not read any more, so no tick may expire from here on. A ticker may be in the middle of a move.
+        // From here on Acks are not read, so no tick may expire. Stop the tickers, even one that is moving its pointer.
         tickers.shutdown().await;
         server.close(CLOSE_TIMEOUT).await;
         health.shared.delivery.wait_until_groups_left(LEAVE_TIMEOUT).await;
@@ -82,7 +82,8 @@ impl Sidecar {
     }
 }
 
-/// Drains all rings at the same time. Returns whether any of them delivers its messages early.
+/// Drains all rings at the same time. Returns `Published` if any ring delivers its messages early, and otherwise
+/// `Kept`.
 async fn drain_rings(health: &Health, deadline: Instant) -> DrainOutcome {
     let rings = health.shared.store.rings().iter().zip(&health.tickers).enumerate();
     let draining = rings.map(|(ring, (parts, ticker))| {
@@ -106,14 +107,14 @@ async fn drain_ring(parts: &RingParts, ticker: &TickerHandle, clock: &Clock, dea
              with the process; keep it with --state, or leave --drain-timeout as long as it can be"
         ),
     }
-    // The ticker has not given the lease up.
+    // The ticker has not released the lease.
     if let Err(refusal) = parts.lease.release(clock.now()).await {
         warn!(%refusal, "the lease could not be given up: another sidecar leads by itself when it has run out");
     }
     if parts.outbox.is_shared() { DrainOutcome::Kept } else { DrainOutcome::Published }
 }
 
-/// Waits until every group with a subscriber has acknowledged everything.
+/// Waits until every group with a subscriber has acknowledged all batches, but at most until `deadline`.
 async fn wait_for_subscribers(health: &Health, deadline: Instant) {
     let delivery = &health.shared.delivery;
     while health.shared.clock.now() < deadline
@@ -123,7 +124,7 @@ async fn wait_for_subscribers(health: &Health, deadline: Instant) {
     }
 }
 
-/// The groups that have not acknowledged everything.
+/// Returns the groups that have not acknowledged all batches.
 async fn unacknowledged(delivery: &Delivery) -> Vec<GroupBacklog> {
     match delivery.backlog().await {
         Ok(backlog) => backlog.groups.into_iter().filter(|group| group.batches > 0).collect(),

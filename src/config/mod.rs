@@ -1,6 +1,6 @@
-//! Settings as flags, environment variables and a file give them, and the checks that turn them into a configuration.
+//! Combines settings from flags, environment variables and a file, checks them, and turns them into a configuration.
 //!
-//! A flag comes before its environment variable, that before the file, and that before the default.
+//! A flag overrides its environment variable, the variable overrides the file, and the file overrides the default.
 
 mod settings;
 mod store_url;
@@ -33,17 +33,17 @@ pub struct Config {
     pub socket: Option<PathBuf>,
     /// The address of metrics, probes and status.
     pub admin: SocketAddr,
-    /// The store in Redis; without it the wheel lives in the memory of the process. Its name is empty without a `name`.
+    /// The options of the Redis store, or `None` for the memory store. Their name is empty if `name` is `None`.
     pub redis: Option<RedisConfig>,
-    /// The name of this sidecar; the default is its host and its port.
+    /// The name of this sidecar. With `None`, the name is its host and port.
     pub name: Option<String>,
     /// The dimensions of each ring.
     pub wheel: Wheel,
-    /// When a tick is a storm.
+    /// The rule that makes a tick a storm: suspiciously many of its messages time out.
     pub storm: StormRule,
     /// The limits of the outbox.
     pub retention: Retention,
-    /// An unacknowledged batch is delivered again after this time.
+    /// The time after which an unacknowledged batch is delivered again.
     pub redeliver_after: Duration,
     /// The maximum number of messages in flight.
     pub max_in_flight: u64,
@@ -76,7 +76,7 @@ impl fmt::Debug for RedisConfig {
     }
 }
 
-/// The longest name of a sidecar, in bytes.
+/// The maximum length of the name of a sidecar, in bytes.
 const MAX_NAME_LENGTH: usize = 128;
 
 impl Settings {
@@ -84,7 +84,7 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// The first setting that is not possible, with its value and the remedy.
+    /// If a setting is not possible. The error names the first such setting, its value and the remedy.
     pub fn check(self) -> Result<Config, ConfigError> {
         let values = self.values()?;
         logging::filter(&values.log).map_err(ConfigError)?;
@@ -154,13 +154,14 @@ impl Values {
 }
 
 impl Config {
-    /// The options of the store in Redis, if the settings name one. They were `given`, and `values` has their defaults.
+    /// Returns the options of the Redis store, if the settings name one. `values` are the `given` settings and
+    /// defaults.
     fn redis(&self, given: &Settings, values: Values) -> Result<Option<RedisConfig>, ConfigError> {
         if values.store == "memory" {
             return refuse_redis_settings(given).map(|()| None);
         }
         check_store_url(&values.store)?;
-        // The rule is that of group names: both are parts of keys.
+        // The rule for group names applies, because both names are parts of Redis keys.
         let namespace = &values.namespace;
         if namespace.parse::<GroupName>().is_err() {
             return Err(ConfigError(format!(
@@ -199,7 +200,7 @@ impl Config {
         })))
     }
 
-    /// Refuses an open listener without `insecure`, and collects the warnings.
+    /// Refuses a listener that is open to the network, unless `insecure` is set. Collects the warnings.
     fn check_exposure(&mut self, insecure: bool) -> Result<(), ConfigError> {
         let Config { listen, admin, .. } = *self;
         self.warnings.extend(self.certificate.as_ref().and_then(Certificate::untimely));
@@ -266,7 +267,7 @@ fn address(flag: &str, text: &str) -> Result<SocketAddr, ConfigError> {
     only_address(flag, text, &addresses.collect())
 }
 
-/// The address of a name, if it has one. Only its user knows which of several is meant.
+/// Returns the address of a name. Refuses a name with several addresses: only the user knows which one is meant.
 fn only_address(flag: &str, text: &str, addresses: &BTreeSet<SocketAddr>) -> Result<SocketAddr, ConfigError> {
     if let (Some(first), 1) = (addresses.first(), addresses.len()) {
         return Ok(*first);
@@ -278,7 +279,7 @@ fn only_address(flag: &str, text: &str, addresses: &BTreeSet<SocketAddr>) -> Res
     )))
 }
 
-/// Refuses an empty path, as flags and the environment do.
+/// Refuses an empty path from the file. Empty paths in flags and environment variables are refused earlier.
 fn checked_path(flag: &str, path: Option<&PathBuf>) -> Result<Option<PathBuf>, ConfigError> {
     if path.is_some_and(|path| path.as_os_str().is_empty()) {
         return Err(ConfigError(format!("{flag} is empty: write the path of a file, or leave it out")));

@@ -5,10 +5,10 @@ use std::borrow::Cow;
 use super::settings::ConfigError;
 use crate::redis::{Topology, TopologyKind};
 
-/// Stands in the place of text that may be a secret.
+/// The replacement for text that may be a secret.
 const HIDDEN: &str = "***";
 
-/// How to write a store.
+/// The possible forms of `--store`, for error messages.
 const FORMS: &str = "write `memory`, redis://HOST:PORT/DB or redis://USER:PASSWORD@HOST:PORT/DB (rediss:// with TLS) with \
                      %-escapes in user and password (%3F for a `?`), redis+unix:///PATH/OF/SOCKET?db=DB, \
                      redis-sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/DB?master=NAME, or \
@@ -22,7 +22,7 @@ pub(super) fn check_store_url(url: &str) -> Result<(), ConfigError> {
         _ => Err(String::from("it names no place")),
     };
     let topology = topology.map_err(|error| wrong(format!("is not a store ({error})")))?;
-    // An unknown parameter is a mistake: above all the database, which is the path.
+    // Refuse unknown parameters. The most likely mistake is the database, which belongs in the path.
     let (place, parameters) = url.split_once('?').unwrap_or((url, ""));
     let is_socket = place.split(':').next().is_some_and(|scheme| scheme.ends_with("unix"));
     let known: &[&str] = match topology.kind {
@@ -41,8 +41,8 @@ pub(super) fn check_store_url(url: &str) -> Result<(), ConfigError> {
     }
 }
 
-/// A URL as it may be shown: only those parts that cannot be a secret. A user without a password may be a password in the
-/// wrong place, and so may a port or a database that is no number.
+/// Returns a URL without the parts that may be a secret. A user name without a password may be a misplaced password. So
+/// may a port or a database that is not a number.
 pub fn without_password(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://").filter(|(scheme, _)| is_word(scheme, "+-")) else {
         return HIDDEN.to_owned();
@@ -64,7 +64,8 @@ pub fn without_password(url: &str) -> String {
     format!("{scheme}://{user}{place}{mark}{}", shown.join("&"))
 }
 
-/// A parameter, one of `all`, as it may be shown: without a known name it may be a password, or a part of one.
+/// Returns one parameter of `all` without the parts that may be a secret. A parameter with an unknown name may be a
+/// password, or a part of one.
 fn shown_parameter(parameter: &str, all: &str) -> String {
     let Some((name, value)) = parameter.split_once('=') else { return HIDDEN.to_owned() };
     let is_public = match name {
@@ -86,7 +87,7 @@ fn has_value(parameters: &str, name: &str) -> bool {
     values.any(|value| !value.is_empty())
 }
 
-/// The part before the `@`.
+/// Returns the part before the `@`, without secrets.
 fn shown_user(user: &str) -> String {
     match user.split_once(':') {
         Some((user, password)) if !password.is_empty() && is_word(user, "._-") => format!("{user}:{HIDDEN}"),
@@ -95,7 +96,7 @@ fn shown_user(user: &str) -> String {
     }
 }
 
-/// Hosts with their ports, and a database.
+/// Returns the hosts with their ports and the database, without secrets.
 fn shown_hosts(place: &str) -> String {
     let (hosts, database) = place.split_once('/').map_or((place, None), |(hosts, db)| (hosts, Some(db)));
     let hosts: Vec<Cow<'_, str>> = hosts.split(',').map(shown_host).collect();
@@ -125,7 +126,7 @@ fn is_number(text: &str) -> bool {
     text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// Whether a text has only letters, digits, and these.
+/// Returns whether a text consists only of ASCII letters, ASCII digits and the characters in `others`.
 fn is_word(text: &str, others: &str) -> bool {
     text.chars().all(|character| character.is_ascii_alphanumeric() || others.contains(character))
 }

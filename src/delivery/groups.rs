@@ -1,4 +1,5 @@
-//! Runs a task for each group with subscribers on this sidecar, which takes batches and delivers them.
+//! Runs a task for each group with subscribers on this sidecar. The task takes batches from the outbox and delivers
+//! them.
 
 use std::collections::HashMap;
 use std::hash::BuildHasher;
@@ -16,36 +17,36 @@ use crate::core::{
     BatchId, Delivery as Delivered, Dispatch, GroupName, GroupOptions, MAX_RETAKEN, MemberId, Refusal,
 };
 
-/// The pause after a refusal of the store.
+/// How long a task waits after the store has refused a request.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// The most commands that are applied before batches are delivered again. Each may take a round trip to the store.
+/// How many commands are applied before batches are delivered again. Each command may take a round trip to the store.
 const COMMANDS_PER_ROUND: usize = 4;
 
-/// The most batches that are released before the task yields.
+/// How many batches are released before the task yields.
 const RELEASED_AT_ONCE: usize = 4_096;
 
 impl Delivery {
-    /// Adds a subscriber to a group, which is opened if it has none here. Returns whether the group is new, and the
-    /// sender of commands to its task.
+    /// Adds a subscriber to a group. First opens the group in the store if it has no subscriber on this sidecar.
+    /// Returns whether the group is new, and the sender of commands to its task.
     pub(super) async fn join(
         self: &Arc<Self>,
         group: &GroupName,
         options: GroupOptions,
         join: Command,
     ) -> Result<(bool, mpsc::UnboundedSender<Command>), Refusal> {
-        // A group with a subscriber here is open and stays so, and the store need not be asked. A handle without
-        // members belongs to a group that is about to be left.
+        // A group with a subscriber on this sidecar stays open, so the store need not be asked. A handle without
+        // members belongs to a task that is about to end.
         let is_open = |handle: &&mut GroupHandle| handle.members > 0;
         if let Some(handle) = self.handles.lock().get_mut(group).filter(is_open) {
             return Ok((false, handle.join(join)));
         }
         let _lock = self.lock(group).await;
-        // The subscriber that had the lock before may have opened it.
+        // The subscriber that held the lock before may have opened the group.
         if let Some(handle) = self.handles.lock().get_mut(group).filter(is_open) {
             return Ok((false, handle.join(join)));
         }
-        // In all rings or, if possible, in none.
+        // If a ring refuses, the group is left on all rings again, so that it is not open on some of them.
         let opened = self.outbox.open_group(group, options, self.clock.now()).await;
         if opened.is_err()
             && !self.handles.lock().contains_key(group)
@@ -59,9 +60,8 @@ impl Delivery {
         Ok((created, handles.entry(group.clone()).or_insert_with(new_task).join(join)))
     }
 
-    /// Locks a group for opening and joining it, and for leaving or deleting it once it is found empty. These steps
-    /// must not interleave for the same group. They may take several round trips to the store, for which other groups
-    /// do not wait.
+    /// Locks a group while it is opened and joined, or left, or deleted. These steps must not interleave for the same
+    /// group. They may take several round trips to the store, so most other groups have other locks.
     #[expect(clippy::cast_possible_truncation, reason = "any bits of a hash are as good as others")]
     pub(super) async fn lock(&self, group: &GroupName) -> MutexGuard<'_, ()> {
         self.locks[self.random.hash_one(group) as usize % LOCKS].lock().await
@@ -76,9 +76,9 @@ struct GroupTask {
     new_batches: Arc<Notify>,
     dispatch: Dispatch,
     senders: HashMap<MemberId, BatchSender>,
-    /// Whether the outbox may have batches that were not taken.
+    /// Whether the outbox may have batches that this task has not taken.
     may_take: bool,
-    /// Whether the store refused the last time. The begin and the end of refusals are logged.
+    /// Whether the store refused the last request. Only the beginning and the end of refusals are logged.
     refused: bool,
 }
 
@@ -114,7 +114,8 @@ impl GroupTask {
             tokio::select! {
                 Some(command) = self.commands.recv() => {
                     received = Some(command);
-                    // A store in memory never makes the task wait, and connections read on the same thread.
+                    // With the memory store this task never waits for I/O. It yields, so that connections on the same
+                    // thread can read.
                     yield_now().await;
                 }
                 () = self.new_batches.notified() => self.may_take = true,
@@ -123,7 +124,7 @@ impl GroupTask {
         }
     }
 
-    /// When to try again, if the store refused. Logs when refusals begin and end.
+    /// Returns how long to wait before the next attempt, if the store refused. Logs when refusals begin and end.
     fn retry_after(&mut self, delivered: Result<(), Refusal>) -> Option<Duration> {
         let was_refused = mem::replace(&mut self.refused, delivered.is_err());
         match delivered {
@@ -138,8 +139,8 @@ impl GroupTask {
         self.refused.then_some(RETRY)
     }
 
-    /// Delivers all that the members have room for: redeliveries before new batches. A refusal does not stop the rest.
-    /// Commands wait for at most one batch or script.
+    /// Delivers batches while the members have credit: first redeliveries, then new batches. If the store refuses one
+    /// step, the other steps still run. A command waits for at most one batch, or for one script in Redis.
     async fn deliver(&mut self) -> Result<(), Refusal> {
         self.dispatch.handle_timers(self.delivery.clock.stall_aware_now());
         self.dispatch.record_all_unread(|member| {
@@ -151,8 +152,8 @@ impl GroupTask {
         redelivered.and(lent).and(new)
     }
 
-    /// A ring that refuses is not asked again before the next round. Also returns whether no redelivery is left for
-    /// now.
+    /// Redelivers batches. If a ring refuses, does not ask this ring again before the next call. Also returns whether
+    /// no redelivery is left for now.
     async fn redeliver(&mut self) -> (Result<(), Refusal>, bool) {
         let outbox = Arc::clone(&self.delivery.outbox);
         let (mut unavailable, mut result) = (Vec::new(), Ok(()));
@@ -167,7 +168,7 @@ impl GroupTask {
                     for (batch, member) in next {
                         match taken.remove(&batch) {
                             Some(delivery) => self.send(delivery, member),
-                            // It is settled, dropped, or taken by another sidecar.
+                            // The batch is settled, dropped, or taken by another sidecar.
                             None => self.dispatch.forget(batch),
                         }
                     }
@@ -184,7 +185,8 @@ impl GroupTask {
         }
     }
 
-    /// Returns the batches that only members on other sidecars can have now. After a refusal that happens later.
+    /// Lends the waiting batches that no member here can take now, so that members on other sidecars can take them. If
+    /// the store refuses, other sidecars get these batches later.
     async fn lend(&mut self) -> Result<(), Refusal> {
         let batches = self.dispatch.lend();
         if batches.is_empty() {
@@ -227,7 +229,7 @@ impl GroupTask {
         if let Some(sender) = self.senders.get(&member) {
             let messages = delivery.batch.messages.len() as u64;
             self.dispatch.record_unread(member, sender.unread.fetch_add(messages, Ordering::Relaxed) + messages);
-            // A subscriber that has left sends `Leave` by itself.
+            // If the subscriber has left, this send fails, and its `Leave` command is already in the queue.
             let _ = sender.batches.send(delivery);
         }
     }
@@ -258,7 +260,8 @@ impl GroupTask {
         false
     }
 
-    /// A member leaves. Returns whether the task ends: after its last member, unless another has joined meanwhile.
+    /// Removes a member and releases its batches. Returns whether the task ends: this member was the last, and no other
+    /// has joined since.
     async fn leave(&mut self, member: MemberId) -> bool {
         self.senders.remove(&member);
         let released = self.dispatch.leave(member, self.delivery.clock.stall_aware_now());

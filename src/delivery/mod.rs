@@ -1,6 +1,7 @@
-//! The delivery: brings batches from the outbox to subscribers, with groups, credit and redelivery.
+//! Delivers batches from the outbox to subscribers, with groups, credit and redelivery.
 //!
-//! Each group with a subscriber on this sidecar has a task (`groups.rs`). Its decisions are in `core/dispatch.rs`.
+//! Each group with a subscriber on this sidecar has a task (`groups.rs`). `core/dispatch.rs` chooses the subscriber for
+//! each batch.
 
 mod groups;
 
@@ -21,7 +22,7 @@ use crate::core::{
 use crate::metrics::Metrics;
 use crate::process::panics;
 
-/// How often a drain checks whether all groups are left.
+/// How often a drain checks whether the tasks of all groups have ended.
 const LEFT_POLL: Duration = Duration::from_millis(5);
 
 /// How often a deletion checks whether the task of a group without members has ended.
@@ -30,7 +31,7 @@ const ENDED_POLL: Duration = Duration::from_millis(1);
 /// How often the limits of the outbox are enforced.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Number of locks, so that two groups seldom share one.
+/// The number of locks: enough that two groups seldom share a lock.
 const LOCKS: usize = 64;
 
 /// Delivers batches to subscribers.
@@ -41,16 +42,16 @@ pub struct Delivery {
     redeliver_after: Duration,
     /// The groups with a running task.
     handles: Mutex<HashMap<GroupName, GroupHandle>>,
-    /// Each group has one of them.
+    /// The locks of the groups. The hash of a group's name chooses its lock.
     locks: [tokio::sync::Mutex<()>; LOCKS],
-    /// Chooses the lock of a group, and keeps apart the names of ephemeral groups of this process and of others. A pid
-    /// would not do for that, since pids repeat among hosts.
+    /// Chooses the lock of a group by a hash of its name. Also makes the generated names of ephemeral groups differ
+    /// between processes. Process ids alone do not, because they repeat among hosts.
     random: RandomState,
     last_member: AtomicU64,
 }
 
 impl Delivery {
-    /// Delivers from `outbox`. An unacknowledged batch is redelivered after `redeliver_after`.
+    /// Creates the delivery for `outbox`. An unacknowledged batch is redelivered after `redeliver_after`.
     pub fn new(
         outbox: Arc<dyn Outbox>,
         clock: Arc<Clock>,
@@ -76,8 +77,9 @@ impl Delivery {
         delivery
     }
 
-    /// Joins a group, or a new ephemeral group without a name of its own. If the group does not exist, it is created
-    /// with these options. `credit` is the most messages in unacknowledged batches, exceeded by at most one batch.
+    /// Adds a subscriber to `group`, or to a new group with a generated name. If the group does not exist, it is
+    /// created with these options. `credit` limits the messages in unacknowledged batches. The last batch may exceed
+    /// this limit.
     ///
     /// # Errors
     ///
@@ -104,7 +106,7 @@ impl Delivery {
     ///
     /// # Errors
     ///
-    /// If it is the default group, has subscribers, or does not exist, or the store is unreachable.
+    /// If the group is the default group, has subscribers or does not exist, or if the store is unreachable.
     pub async fn delete_group(&self, group: &GroupName) -> Result<(), Refusal> {
         if group.is_default() {
             return Err(Refusal::new(
@@ -122,7 +124,7 @@ impl Delivery {
             if members.is_none() {
                 break lock;
             }
-            // Its last member has left, and its task needs the lock in order to end.
+            // The last member has left, but the task of the group needs the lock to end.
             drop(lock);
             tokio::time::sleep(ENDED_POLL).await;
         };
@@ -133,12 +135,12 @@ impl Delivery {
         Err(Refusal::new(Reason::UnknownGroup, format!("there is no group {group}: `ackwheel status` lists them")))
     }
 
-    /// Number of subscribers of a group on this sidecar.
+    /// Returns the number of subscribers of a group on this sidecar.
     pub fn subscribers(&self, group: &GroupName) -> u64 {
         self.handles.lock().get(group).map_or(0, |handle| handle.members)
     }
 
-    /// The content of the outbox.
+    /// Returns the backlog of the outbox: the batches that are not acknowledged by every group.
     ///
     /// # Errors
     ///
@@ -147,13 +149,13 @@ impl Delivery {
         self.outbox.backlog(self.clock.now()).await
     }
 
-    /// The groups with subscribers on this sidecar, each with their number.
+    /// Returns the groups with a task on this sidecar, each with its number of subscribers.
     pub fn attended(&self) -> Vec<(GroupName, u64)> {
         let handles = self.handles.lock();
         handles.iter().map(|(group, handle)| (group.clone(), handle.members)).collect()
     }
 
-    /// Waits until the batches of all subscribers that left are released, for at most `timeout`.
+    /// Waits until all subscribers have left and their batches are released, but for at most `timeout`.
     pub async fn wait_until_groups_left(&self, timeout: Duration) {
         let left = async {
             while !self.handles.lock().is_empty() {
@@ -165,7 +167,7 @@ impl Delivery {
         }
     }
 
-    /// Maintains the outbox until the task is aborted.
+    /// Enforces the limits of the outbox once a second, until the task is aborted.
     pub async fn maintain(&self) {
         let mut refused = false;
         loop {
@@ -223,7 +225,7 @@ impl GroupHandle {
     /// Adds a subscriber. Returns the sender of its commands.
     fn join(&mut self, join: Command) -> mpsc::UnboundedSender<Command> {
         self.members += 1;
-        // The task ends only with an empty queue, and while no subscriber can join.
+        // This send does not fail: the task ends only if its queue is empty and no subscriber can join.
         let _ = self.commands.send(join);
         self.commands.clone()
     }
@@ -240,7 +242,7 @@ enum Command {
 /// Sends batches to a subscriber.
 struct BatchSender {
     batches: mpsc::UnboundedSender<Delivered>,
-    /// Messages that were sent and that the subscriber has not read.
+    /// The number of messages that were sent and that the subscriber has not received yet.
     unread: Arc<AtomicU64>,
 }
 
@@ -248,7 +250,7 @@ struct BatchSender {
 pub struct Subscription {
     /// The group.
     pub group: GroupName,
-    /// Whether the group is new.
+    /// Whether this subscription created the group.
     pub created: bool,
     batches: mpsc::UnboundedReceiver<Delivered>,
     unread: Arc<AtomicU64>,
@@ -258,7 +260,7 @@ pub struct Subscription {
 }
 
 impl Subscription {
-    /// The next delivered batch. `None` once the process ends. Cancel-safe.
+    /// Waits for the next batch. Returns `None` once the process ends. Cancel-safe.
     pub async fn next(&mut self) -> Option<Delivered> {
         let delivery = self.batches.recv().await?;
         self.unread.fetch_sub(delivery.batch.messages.len() as u64, Ordering::Relaxed);
@@ -267,7 +269,7 @@ impl Subscription {
 
     /// Settles batches for the group. Returns how many were not settled before.
     ///
-    /// The request is queued when this is called, not when the answer is awaited.
+    /// The call itself queues the request, even if the returned future is never awaited.
     ///
     /// # Errors
     ///
@@ -279,7 +281,7 @@ impl Subscription {
         async move { settled.await.unwrap_or_else(|_| Err(Refusal::new(Reason::StoreTimeout, ended))) }
     }
 
-    /// Returns a batch to the group (nack). The answer is whether this subscriber held it.
+    /// Returns a batch to the group (nack). Resolves to whether this subscriber held the batch.
     pub fn nack(&self, batch: BatchId, delay: Duration) -> impl Future<Output = bool> + Send + use<> {
         let (answer, held) = oneshot::channel();
         let _ = self.commands.send(Command::Nack { member: self.member, batch, delay, answer });

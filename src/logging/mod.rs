@@ -1,17 +1,18 @@
-//! Logging: limits repeated lines, and writes to stderr without a thread that waits for its reader.
+//! Limits repeated log lines, and writes lines on a separate thread, so that no other thread waits for the reader of
+//! stderr.
 //!
-//! Lines are [`tracing`] events. The limit is a layer before the writer: it sees all lines, those of libraries too, and no
-//! call site can forget it. Within ten seconds a call site writes at most [`MAX_LINES`] lines, of which at most
-//! [`MAX_SAME`] are equal. Further lines are counted, and the count is logged: "… and 412 more like it in the last 10 s".
+//! Lines are [`tracing`] events. The limit is a layer before the writer, so it applies to all call sites, including
+//! those of libraries. Within ten seconds a call site writes at most [`MAX_LINES`] lines, and at most [`MAX_SAME`]
+//! equal lines. Further lines are counted, and the count is logged: "… and 412 more like it in the last 10 s".
 //!
-//! The budget is one of each call site, and equal lines have a part of it, for three reasons:
+//! Each call site has a budget of its own, and equal lines may use only a part of it. There are three reasons:
 //!
-//! - With one budget for all call sites, a hostile client could silence a storm.
-//! - With a budget for each text, a client that writes the text would have no limit.
-//! - Without the limit of equal lines, a faulty group would silence the group beside it.
+//! - With one budget for all call sites, a hostile client could suppress the line about a storm of timeouts.
+//! - With a budget for each text, a client that chooses the text would have no limit.
+//! - Without the limit of equal lines, lines about one faulty group could suppress lines about another.
 //!
-//! Lines are equal if their fields and their ring are. Their connection does not count: a peer that is refused and comes
-//! again has a new one each time.
+//! Lines are equal if their fields and their ring are equal. Their connection is ignored, because a refused peer that
+//! reconnects has a new connection each time.
 
 mod repeated_lines;
 mod writer;
@@ -31,10 +32,11 @@ use self::repeated_lines::{CHECK_INTERVAL, Limit, TARGET};
 pub use self::repeated_lines::{MAX_LINES, MAX_SAME, RING, WINDOW};
 use self::writer::{LogWriter, write_to_stderr};
 
-/// How long the end of the process waits for the last lines. A drain may take 9.7 s, and 10 s with this.
+/// How long the process waits at its end until the last lines are written. A drain may take 9.7 s, so the process ends
+/// within 10 s.
 const END_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// The log of this process, once it is started.
+/// The log of this process. Empty before [`start`].
 static LOG: OnceLock<(Limit, LogWriter)> = OnceLock::new();
 
 /// The format of log lines.
@@ -48,11 +50,11 @@ pub enum LogFormat {
     Json,
 }
 
-/// The filter of a `--log`. Lines about omitted lines always pass.
+/// Parses the filter of `--log`. Lines that count omitted lines always pass the filter.
 ///
 /// # Errors
 ///
-/// If the text is no filter.
+/// If `text` is not a valid filter.
 pub fn filter(text: &str) -> Result<EnvFilter, String> {
     let wrong = |why: String| {
         format!(
@@ -60,7 +62,7 @@ pub fn filter(text: &str) -> Result<EnvFilter, String> {
              info,ackwheel::server=debug"
         )
     };
-    // A word that is no level counts as the name of a module, and then nothing else is logged.
+    // `EnvFilter` takes a word that is not a level as the name of a module, and then logs only that module.
     let is_level = |word: &str| !word.is_empty() && word.parse::<LevelFilter>().is_ok();
     let is_known = |word: &str| word.contains(['=', '[']) || is_level(word);
     if let Some(word) = text.split(',').map(str::trim).find(|word| !is_known(word)) {
@@ -71,11 +73,11 @@ pub fn filter(text: &str) -> Result<EnvFilter, String> {
     Ok(filter.add_directive(counts))
 }
 
-/// Starts the log of this process, once; `now` is its clock.
+/// Starts the log of this process. Must be called only once. `now` is the clock of the limit.
 ///
 /// # Errors
 ///
-/// If `log` is no filter, or the system has no thread left.
+/// If `log` is not a valid filter, or if the system has no thread left.
 pub fn start(log: &str, format: LogFormat, now: impl Fn() -> Instant + Send + Sync + 'static) -> io::Result<()> {
     let filter = filter(log).map_err(io::Error::other)?;
     let writer = LogWriter::start(write_to_stderr).map_err(|error| {
@@ -83,7 +85,7 @@ pub fn start(log: &str, format: LogFormat, now: impl Fn() -> Instant + Send + Sy
         io::Error::other(format!("{text}: {error}; look at the limit of processes"))
     })?;
     let (limit, writer) = LOG.get_or_init(|| (Limit::new(now), writer));
-    // Errors of the formatter itself would go to stderr around the writer.
+    // Otherwise the formatter would write its own errors directly to stderr, without the writer.
     let lines = fmt::layer().with_writer(|| writer.clone()).log_internal_errors(false);
     let lines = match format {
         LogFormat::Text => lines.with_ansi(stderr().is_terminal()).boxed(),
@@ -93,7 +95,7 @@ pub fn start(log: &str, format: LogFormat, now: impl Fn() -> Instant + Send + Sy
     Ok(())
 }
 
-/// Logs how many lines each window left out once it is over. Never returns.
+/// Logs at the end of each window how many lines were left out. Never returns.
 pub async fn report_left_out() {
     loop {
         tokio::time::sleep(CHECK_INTERVAL).await;
@@ -103,7 +105,8 @@ pub async fn report_left_out() {
     }
 }
 
-/// Prints a line to stderr: behind all log lines if this process logs, and then without waiting for it.
+/// Prints a line to stderr. If this process logs, queues the line after all log lines, and does not wait until it is
+/// written.
 pub fn print(line: &str) {
     match LOG.get() {
         Some((limit, writer)) => {
@@ -115,8 +118,8 @@ pub fn print(line: &str) {
     }
 }
 
-/// Logs how many lines were left out, and waits until all lines are written, for a quarter of a second at most. For the
-/// end of the process.
+/// Logs how many lines were left out. Then waits until all lines are written, but for at most 250 ms. Called at the end
+/// of the process.
 pub fn flush() {
     if let Some((limit, writer)) = LOG.get() {
         limit.report_older_than(Duration::ZERO);
@@ -124,7 +127,7 @@ pub fn flush() {
     }
 }
 
-/// How many log lines this process has dropped.
+/// Returns how many log lines this process has dropped.
 pub fn dropped_lines() -> u64 {
     LOG.get().map_or(0, |(_, writer)| writer.dropped())
 }

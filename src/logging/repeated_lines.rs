@@ -1,4 +1,4 @@
-//! Limits the lines that a call site logs again and again, and logs how many were left out.
+//! Limits the lines that a call site may log, and logs how many lines were left out.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -16,14 +16,14 @@ use tracing_subscriber::registry::LookupSpan;
 
 use crate::core::{MAX_GROUPS, MAX_RINGS};
 
-/// How long a budget lasts.
+/// The time after which a call site gets a new budget of lines.
 pub const WINDOW: Duration = Duration::from_secs(10);
 
-/// The maximum number of lines of a call site within [`WINDOW`]: more than one for each ring or each group.
+/// The maximum number of lines of a call site within [`WINDOW`]: enough for a line about each ring or each group.
 pub const MAX_LINES: usize = 100;
 
-/// The maximum number of equal lines among them. With more than one, a state that ends and begins again twice within the
-/// window is logged each time.
+/// The maximum number of equal lines of a call site within [`WINDOW`]. With three lines, a state that begins three
+/// times within a window is logged each time.
 pub const MAX_SAME: usize = 3;
 
 const _: () =
@@ -31,26 +31,26 @@ const _: () =
 const _: () = assert!(MAX_LINES > MAX_GROUPS, "else a fault of all groups would be logged of some");
 const _: () = assert!(MAX_LINES > MAX_RINGS as usize, "else a fault of all rings would be logged of some");
 
-/// The target of the lines that report how many were left out. A filter should let it through: these lines are only about
-/// lines that it let through.
+/// The target of the lines that report how many lines were left out. Every filter should let this target pass: its
+/// lines count only lines that have passed the filter.
 pub(super) const TARGET: &str = "ackwheel::logging";
 
-/// The name of the span of a ring. Equal lines in different spans of this name count as different; other spans are ignored.
+/// The name of the span of lines about a ring. Only spans of this name make equal lines count as different.
 pub const RING: &str = "ring";
 
-/// How often it is checked whether a window is over.
+/// How often the log checks whether a window has ended.
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The most characters of a line's text that the line about its repetitions quotes.
+/// How many characters of a left-out line are quoted in the line that reports it.
 const MAX_QUOTED: usize = 200;
 
-/// Limits the errors, warnings and information of each call site; debug lines are not limited. Clones share their state.
+/// Limits error, warn and info lines of each call site, but no other lines. Clones share their state.
 #[derive(Clone)]
 pub(super) struct Limit(Arc<Shared>);
 
 struct Shared {
     now: Box<dyn Fn() -> Instant + Send + Sync>,
-    /// Keyed at random, so that no client can write a line that is taken for another.
+    /// Hashes lines with a random key, so that no client can choose a line with the hash of another line.
     hashes: RandomState,
     budgets: Mutex<HashMap<CallSite, Budget>>,
 }
@@ -59,12 +59,12 @@ struct Shared {
 type CallSite = (Identifier, Level, &'static str);
 
 impl Limit {
-    /// A limit by this clock.
+    /// Creates a limit with the clock `now`.
     pub(super) fn new(now: impl Fn() -> Instant + Send + Sync + 'static) -> Limit {
         Limit(Arc::new(Shared { now: Box::new(now), hashes: RandomState::new(), budgets: Mutex::default() }))
     }
 
-    /// Reports the lines that were left out, if their count began at least this time ago.
+    /// Reports the left-out lines of each window that began at least `least_age` ago.
     pub(super) fn report_older_than(&self, least_age: Duration) {
         let now = (self.0.now)();
         let take =
@@ -76,8 +76,8 @@ impl Limit {
     }
 }
 
-/// Reports in the level of the lines that were left out, so that a search for that level finds it. The target is
-/// [`TARGET`], so that no filter drops it.
+/// Logs how many lines were left out. The report has the level of these lines, so that a search for the level finds it.
+/// Its target is [`TARGET`], so that no filter drops it.
 fn report((_, level, place): CallSite, left_out: &LeftOut, within: Duration) {
     let (LeftOut { count, text, .. }, seconds) = (left_out, within.as_secs().max(1));
     macro_rules! line {
@@ -118,7 +118,7 @@ where
     }
 }
 
-/// The fields of a line as a hash, and the beginning of its text.
+/// The hash of a line's fields, and the beginning of its text.
 struct Line {
     hasher: DefaultHasher,
     text: String,
@@ -134,22 +134,22 @@ impl Visit for Line {
     }
 }
 
-/// The lines that a call site has logged lately.
+/// The budget of a call site: the lines that it has logged in its present window.
 struct Budget {
     since: Instant,
-    /// The hashes of the lines that were written since.
+    /// The hashes of the lines that were written in the present window.
     written: Vec<u64>,
-    /// The lines that were not written, and not reported yet.
+    /// The lines that were left out and are not reported yet.
     left_out: Option<LeftOut>,
 }
 
-/// Lines that were not written.
+/// The lines that were left out.
 #[derive(Debug, PartialEq, Eq)]
 struct LeftOut {
-    /// The beginning of the budget that was used up.
+    /// The beginning of the window in which the first of these lines was left out.
     since: Instant,
     count: u64,
-    /// The text of the first of them.
+    /// The text of the first left-out line.
     text: String,
 }
 
@@ -158,7 +158,7 @@ impl Budget {
         Budget { since: now, written: Vec::new(), left_out: None }
     }
 
-    /// Whether a line is written; otherwise it is counted. `line` is its hash.
+    /// Returns whether a line may be written, and otherwise counts the line as left out. `line` is its hash.
     fn admits(&mut self, line: u64, text: String, now: Instant) -> bool {
         if now.saturating_duration_since(self.since) >= WINDOW {
             self.since = now;
@@ -173,7 +173,7 @@ impl Budget {
         false
     }
 
-    /// Takes the lines that were left out, if their count began at least this time ago.
+    /// Takes the left-out lines, if their window began at least `least_age` ago.
     fn take_left_out(&mut self, now: Instant, least_age: Duration) -> Option<LeftOut> {
         self.left_out.take_if(|left_out| now.saturating_duration_since(left_out.since) >= least_age)
     }
@@ -189,7 +189,7 @@ mod tests {
 
     use super::*;
 
-    /// The lines that were written, and a clock that the test sets.
+    /// The lines that were written.
     #[derive(Clone, Default)]
     struct Written(Arc<Mutex<Vec<u8>>>);
 
@@ -211,7 +211,7 @@ mod tests {
         }
     }
 
-    /// Has `work` log through a limit, and turn its clock.
+    /// Runs `work` with a log that is limited. `work` can set the clock of the limit and read the written lines.
     fn logged(work: impl FnOnce(&Limit, &Mutex<Instant>, &Written)) {
         let (clock, written) = (Arc::new(Mutex::new(Instant::now())), Written::default());
         let (read, writer) = (Arc::clone(&clock), written.clone());
@@ -252,7 +252,7 @@ mod tests {
             let say = |group: &str| error!(group, "batches wait");
             (0..50).for_each(|_| say("a"));
             (0..50).for_each(|_| say("b"));
-            // Lines about one ring are counted together, in any span.
+            // Lines in the span of one ring count together, even in another span within it.
             let rings = [0, 1].map(|number| error_span!(RING, ring = number));
             for ring in rings.iter().cycle().take(50) {
                 ring.in_scope(|| say("a"));
@@ -304,7 +304,7 @@ mod tests {
         });
     }
 
-    /// Logs a line and returns whether it is written.
+    /// Counts a line in the budget, and returns whether the line may be written.
     fn admits(budget: &mut Budget, line: u64, now: Instant) -> bool {
         budget.admits(line, format!("line {line}"), now)
     }
@@ -333,7 +333,7 @@ mod tests {
         let mut budget = Budget::new(now);
         assert_eq!(count_written(&mut budget, std::iter::repeat_n(0, 1_000), now), MAX_SAME);
         assert_eq!(count_written(&mut budget, 1..=5, now), 5, "other groups are heard");
-        // However many differ, the place stays within its budget: a stranger may write the text.
+        // A call site stays within its budget even if all its lines differ, because a client may choose the text.
         assert_eq!(count_written(&mut budget, 6..100_000, now), MAX_LINES - MAX_SAME - 5);
         let left_out = budget.take_left_out(now, Duration::ZERO).map(|left_out| left_out.count);
         assert_eq!(left_out, Some(1_000 + 5 + 100_000 - 6 - MAX_LINES as u64));
@@ -354,7 +354,7 @@ mod tests {
         let begin = Instant::now();
         let mut budget = Budget::new(begin);
         assert_eq!(count_written(&mut budget, std::iter::repeat_n(0, 5), begin), MAX_SAME);
-        // Nothing took the count meanwhile.
+        // The count of the first window is not taken yet.
         let later = begin + WINDOW;
         assert_eq!(count_written(&mut budget, std::iter::repeat_n(0, 5), later), MAX_SAME);
         let left_out = budget.take_left_out(later, WINDOW).map(|left_out| (left_out.count, left_out.since));

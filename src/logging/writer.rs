@@ -1,11 +1,11 @@
 //! Writes log lines to stderr from a bounded queue, on a thread of its own.
 //!
-//! The reader of stderr may be stuck or gone, and a disk may be full. No thread that logs waits for it: a line that does
-//! not fit into the queue, or cannot be written, is dropped and counted. As soon as a line can be written again, a
-//! warning in its place says how many lines are missing before it.
+//! The reader of stderr may be stuck or gone, or its disk may be full. A thread that logs never waits for the reader. A
+//! line that does not fit into the queue, or cannot be written, is dropped and counted. Before the next line that can
+//! be written, a warning says how many lines are missing there.
 //!
-//! tracing-appender has such a queue, but it does not count a line whose write failed, nothing can wait for its queue to
-//! be written, and its end prints to stdout, which may be the same stuck pipe.
+//! tracing-appender has such a queue, but does not count a line whose write failed. No caller can wait until its queue
+//! is written. At its end it prints to stdout, which may be the same stuck pipe.
 
 use std::cell::RefCell;
 use std::io::{self, Write, stderr};
@@ -20,18 +20,19 @@ use tracing::warn;
 
 use super::repeated_lines::TARGET;
 
-/// The most bytes that wait to be written.
+/// The maximum cost of the lines in the queue, in bytes.
 const MAX_QUEUED_BYTES: usize = 1024 * 1024;
 
-/// The cost of a line beside its bytes, so that the number of short lines is limited too.
+/// The cost of a line in addition to its bytes, so that the number of short lines is limited too.
 const COST_OF_A_LINE: usize = 64;
 
 thread_local! {
-    /// On the thread that writes the log: the lines that it logs itself.
+    /// The lines that the writing thread itself logs. `Some` only on this thread, while it formats a warning about
+    /// missing lines.
     static OWN_LINES: RefCell<Option<Vec<u8>>> = const { RefCell::new(None) };
 }
 
-/// Takes log lines and never waits. One write is one line. Clones share the queue.
+/// Queues log lines without waiting. Each call of `write` is one line. Clones share the queue.
 #[derive(Clone, Debug)]
 pub(super) struct LogWriter {
     queue: Sender<Entry>,
@@ -42,22 +43,22 @@ pub(super) struct LogWriter {
 enum Entry {
     /// A line, and how many lines are missing before it.
     Line(Vec<u8>, u64),
-    /// Dropped when all lines before it were written, or could not be.
+    /// A marker that is dropped once all earlier lines are written or have failed.
     Flush { _written: Sender<()> },
 }
 
 #[derive(Debug, Default)]
 struct Counts {
-    /// The bytes of the lines in the queue, and the cost of each.
+    /// The total cost of the lines in the queue: their bytes, and [`COST_OF_A_LINE`] for each line.
     queued_bytes: AtomicUsize,
-    /// The lines that were dropped so far.
+    /// The number of lines that were dropped so far.
     dropped: AtomicU64,
-    /// Those of them that did not fit since the last one that did.
+    /// The number of lines that did not fit into the queue since the last line that did.
     missing: AtomicU64,
 }
 
 impl LogWriter {
-    /// Starts the thread that writes to `output`, for as long as the process lives.
+    /// Starts the thread that writes lines to `output`. The thread ends once the last [`LogWriter`] is dropped.
     pub(super) fn start(output: impl FnMut(&[u8]) -> io::Result<usize> + Send + 'static) -> io::Result<LogWriter> {
         let ((queue, entries), counts) = (channel(), Arc::new(Counts::default()));
         let of_thread = Arc::clone(&counts);
@@ -74,7 +75,7 @@ impl LogWriter {
         let (counts, cost) = (&self.counts, line.len() + COST_OF_A_LINE);
         if counts.queued_bytes.fetch_add(cost, Ordering::Relaxed) + cost <= MAX_QUEUED_BYTES {
             let missing = counts.missing.swap(0, Ordering::Relaxed);
-            // The thread that writes ends with the process, and not before.
+            // This send does not fail, because the writing thread runs as long as a `LogWriter` exists.
             let _ = self.queue.send(Entry::Line(line.to_vec(), missing));
         } else {
             counts.queued_bytes.fetch_sub(cost, Ordering::Relaxed);
@@ -83,7 +84,7 @@ impl LogWriter {
         }
     }
 
-    /// Waits until all lines are written, or could not be.
+    /// Waits until all queued lines are written or have failed, but for at most `timeout`.
     pub(super) fn wait_until_written(&self, timeout: Duration) {
         let (written, is_written) = channel();
         let _ = self.queue.send(Entry::Flush { _written: written });
@@ -93,7 +94,7 @@ impl LogWriter {
 
 impl Write for LogWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        // A thread that ends has none any more.
+        // On a thread that is ending, `OWN_LINES` may already be destroyed.
         let is_own = OWN_LINES.try_with(|own| own.borrow_mut().as_mut().map(|own| own.extend_from_slice(line)));
         if !matches!(is_own, Ok(Some(()))) {
             self.push(line);
@@ -106,7 +107,7 @@ impl Write for LogWriter {
     }
 }
 
-/// Writes every line, for as long as there is a [`LogWriter`].
+/// Writes all queued lines. Returns once the last [`LogWriter`] is dropped.
 fn write_lines(entries: Receiver<Entry>, counts: &Counts, output: impl FnMut(&[u8]) -> io::Result<usize>) {
     let mut output = LineOutput { output, is_torn: false, missing: 0 };
     for entry in entries {
@@ -124,7 +125,7 @@ fn write_lines(entries: Receiver<Entry>, counts: &Counts, output: impl FnMut(&[u
     }
 }
 
-/// A line about missing lines, in the format in which this process logs.
+/// Formats a warning about missing lines, in the log format of this process.
 fn missing_notice(missing: u64) -> Vec<u8> {
     OWN_LINES.set(Some(Vec::new()));
     warn!(
@@ -135,12 +136,12 @@ fn missing_notice(missing: u64) -> Vec<u8> {
     OWN_LINES.take().unwrap_or_default()
 }
 
-/// Writes whole lines.
+/// An output for whole lines.
 struct LineOutput<W> {
     output: W,
-    /// Whether the last line was written in part.
+    /// Whether the last line was written only in part.
     is_torn: bool,
-    /// The lines that are missing and were not reported yet.
+    /// The number of missing lines that are not reported yet.
     missing: u64,
 }
 
@@ -152,7 +153,7 @@ impl<W: FnMut(&[u8]) -> io::Result<usize>> LineOutput<W> {
         }
     }
 
-    /// Returns whether the whole line was written.
+    /// Writes a line. Returns whether the whole line was written.
     fn write(&mut self, line: &[u8]) -> bool {
         let end_of_torn: &[u8] = if self.is_torn { b"\n" } else { b"" };
         for mut rest in [end_of_torn, line] {
@@ -171,12 +172,12 @@ impl<W: FnMut(&[u8]) -> io::Result<usize>> LineOutput<W> {
     }
 }
 
-/// Writes to stderr without its lock, which others may hold, and without a buffer.
+/// Writes to stderr without a buffer, and without the lock of stderr, which another thread may hold.
 pub(super) fn write_to_stderr(bytes: &[u8]) -> io::Result<usize> {
     let stderr = stderr();
     loop {
         match rustix::io::write(&stderr, bytes) {
-            // The other side of a pipe may have made it non-blocking for its own use.
+            // Another process that shares stderr may have made it non-blocking.
             Err(rustix::io::Errno::AGAIN) => {
                 poll(&mut [PollFd::new(&stderr, PollFlags::OUT)], None)?;
             }
@@ -193,7 +194,7 @@ mod tests {
 
     type Permits = SyncSender<io::Result<usize>>;
 
-    /// A writer whose output writes only as many bytes as it is allowed to.
+    /// Starts a writer whose output writes only as many bytes as the test permits.
     fn held() -> (LogWriter, Permits, Receiver<String>) {
         let ((allow, permits), (written, seen)) = (mpsc::sync_channel(1_000), mpsc::sync_channel(1_000));
         let permits: Receiver<io::Result<usize>> = permits;

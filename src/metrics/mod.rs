@@ -1,4 +1,4 @@
-//! The metrics of a sidecar: one table with the name, the type and the help text of each.
+//! The metrics of a sidecar: one table with the name, the type and the help text of each metric.
 
 mod register;
 
@@ -14,11 +14,12 @@ use crate::core::{Backlog, DelOutcome, GroupName, Outcome, Reason, RequestBatch,
 use crate::logging;
 use crate::protocol::frame::FrameType;
 
-/// The metric of the CPU time. The collector of the prometheus crate counts whole seconds. That is too coarse for a
-/// measurement of ten seconds, and for a scrape every second.
+/// The name of the CPU time metric. The collector of the prometheus crate counts whole seconds, so this file exports
+/// the metric itself. Whole seconds are too coarse for a measurement of ten seconds, or for a scrape every second.
 const CPU_TIME: &str = "process_cpu_seconds_total";
 
-/// Makes [`Metrics`] of a table: the field, its type, the method of [`Register`] that makes it, and the arguments.
+/// Defines [`Metrics`] from a table. A line has the field, its type, the method of [`Register`] that creates the
+/// metric, and the arguments of this method.
 macro_rules! metrics {
     ($($field:ident: $type:ty = $make:ident($($argument:expr),*);)+) => {
         /// The metrics of a sidecar.
@@ -31,7 +32,7 @@ macro_rules! metrics {
         }
 
         impl Default for Metrics {
-            /// All metrics, with every fixed label value at 0.
+            /// Registers all metrics. Each fixed label value starts at 0.
             fn default() -> Metrics {
                 let register = Register { registry: Registry::new() };
                 let build_info = opts("build_info", "1, with the version as its label.");
@@ -132,7 +133,7 @@ impl Metrics {
         self.count_frames(frame_type, 1);
     }
 
-    /// Counts so many frames of a type.
+    /// Counts `count` frames of a type.
     pub fn count_frames(&self, frame_type: FrameType, count: u64) {
         if count > 0 {
             self.frames.of(frame_type).inc_by(count);
@@ -149,8 +150,8 @@ impl Metrics {
         self.ack_latency.add(&batch.ack_latency);
     }
 
-    /// Sets the gauges of the rings that are led here. Other sidecars export the rings that they lead, so that sum()
-    /// over the sidecars is right.
+    /// Sets the gauges of the rings that this sidecar leads. Each sidecar exports only its own rings, so that sum()
+    /// over all sidecars is right.
     pub fn set_rings(&self, led: &[RingStatus]) {
         let most = |value: fn(&RingStatus) -> u64| gauge_value(led.iter().map(value).max().unwrap_or_default());
         self.leader.set(i64::from(!led.is_empty()));
@@ -161,7 +162,7 @@ impl Metrics {
         self.pointer_lag.set(led.iter().map(|ring| ring.pointer_lag_seconds).fold(0.0, f64::max));
     }
 
-    /// Sets the gauges of the outboxes of the rings that are led here, and of the subscribers here.
+    /// Sets the gauges of the outboxes of the rings that this sidecar leads, and of the subscribers on this sidecar.
     pub fn set_outbox(&self, backlog: &Backlog, subscribers: &[(GroupName, u64)]) {
         self.outbox_ids.set(gauge_value(backlog.ids));
         self.outbox_batches.reset();
@@ -172,7 +173,7 @@ impl Metrics {
             self.outbox_batches.with_label_values(label).add(gauge_value(group.batches));
             let oldest = self.outbox_oldest.with_label_values(label);
             oldest.set(oldest.get().max(group.oldest.as_secs_f64()));
-            // A group without subscribers has a 0.
+            // Export 0 for a group without subscribers.
             self.subscribers.with_label_values(label);
         }
         for (group, count) in subscribers {
@@ -180,13 +181,13 @@ impl Metrics {
         }
     }
 
-    /// All metrics in Prometheus' text format.
+    /// Returns all metrics in the text format of Prometheus.
     ///
     /// # Panics
     ///
-    /// If a metric cannot be written: a mistake in this file.
+    /// If a metric cannot be encoded, which is a bug in this file.
     pub fn render(&self) -> String {
-        // Two scrapes at the same time may count in the other order.
+        // The difference is negative if a concurrent scrape has already added a later value.
         self.cpu_time.inc_by((cpu_time().as_secs_f64() - self.cpu_time.get()).max(0.0));
         self.log_lines_dropped.inc_by(logging::dropped_lines().saturating_sub(self.log_lines_dropped.get()));
         let mut families = self.registry.gather();
@@ -199,18 +200,19 @@ impl Metrics {
     }
 }
 
-/// CPU time that this process has used, user and system, in all its threads.
+/// Returns the CPU time of all threads of this process, user and system time together.
 pub fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::try_from(time).unwrap_or_default()
 }
 
-/// The label of a group. Groups without a name of a user share one: each would be a series of its own, and gone soon.
+/// Returns the label of a group. Groups with a generated name share one label. Otherwise each would add a series that
+/// soon ends.
 fn group_label(group: &GroupName) -> &str {
     if group.is_generated() { "(ephemeral)" } else { group.as_str() }
 }
 
-/// A value as a gauge takes it.
+/// Converts a value to the type of a gauge, limited to `i64::MAX`.
 pub(crate) fn gauge_value(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }

@@ -1,4 +1,4 @@
-//! Makes metrics and registers them. Its histograms take many latencies at once.
+//! Creates metrics and registers them. Its histograms can add many latencies at once.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 
 use crate::core::{LATENCY_BOUNDS, LatencyHistogram, STAMP_UNIT};
 
-/// The names of all metrics begin with this.
+/// The prefix of the names of all metrics.
 const PREFIX: &str = "ackwheel_";
 
-/// A metric with a fixed set of label values, each of which exists from the start.
+/// A metric with a fixed set of label values. Its series exist from the start, one for each value.
 #[derive(Debug)]
 pub struct Labelled<V: 'static, M> {
     values: &'static [V],
@@ -22,7 +22,7 @@ pub struct Labelled<V: 'static, M> {
 }
 
 impl<V: Copy + PartialEq + fmt::Debug, M> Labelled<V, M> {
-    /// The metric of a label value.
+    /// Returns the metric of a label value.
     ///
     /// # Panics
     ///
@@ -33,7 +33,7 @@ impl<V: Copy + PartialEq + fmt::Debug, M> Labelled<V, M> {
     }
 }
 
-/// Makes metrics that are in its registry.
+/// Creates metrics and adds them to its registry.
 pub(super) struct Register {
     pub(super) registry: Registry,
 }
@@ -77,7 +77,7 @@ impl Register {
         self.add(histograms(opts(name, help))).with_label_values::<&str>(&[])
     }
 
-    /// A histogram for each value of a label.
+    /// Creates a histogram for each value of a label.
     pub(super) fn latencies_by(
         &self,
         name: &str,
@@ -108,7 +108,7 @@ pub(super) fn opts(name: &str, help: &str) -> Opts {
     Opts::new(format!("{PREFIX}{name}"), help)
 }
 
-/// A histogram of latencies. A frame of 32,768 Acks costs a few additions.
+/// A histogram of latencies. A frame of 32,768 Acks takes one addition per bucket.
 #[derive(Clone, Debug)]
 pub struct Latencies(Arc<Counters>);
 
@@ -162,7 +162,7 @@ impl Metric for Latencies {
     }
 }
 
-/// Makes histograms with the same labels, each with other values.
+/// Creates histograms with the same label names and different label values.
 #[derive(Clone, Debug)]
 struct Builder;
 

@@ -1,4 +1,4 @@
-//! Parts of the process itself: panics, signals, threads with a runtime of their own, and the service manager.
+//! The parts that concern the process itself: panics, signals, threads with their own runtime, and the service manager.
 
 pub mod panics;
 pub mod stop_signals;

@@ -1,9 +1,9 @@
-//! Makes every panic end either one connection alone, or the process with a non-zero exit code.
+//! Makes every panic end the process with a non-zero exit code, or only the connection that panicked.
 //!
-//! The rule is the same for every thread and task: a panic ends the process. A process that lost a task looks healthy and
-//! delivers nothing, and a restart repairs that. The only exception is a connection, which runs in [`contained`]. Code of
-//! a connection that changes state of others too runs in [`shared`], and is no part of the exception: a panic there may
-//! leave that state half changed.
+//! A panic on any thread or in any task ends the process. Otherwise a process without one of its tasks would look
+//! healthy but deliver nothing; a restart repairs this. The only exception is a connection, which runs in
+//! [`contained`]. If a connection changes state that it shares with others, that code runs in [`shared`] or
+//! [`uncontained`]. A panic there ends the process, because the shared state may be half changed.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -18,15 +18,15 @@ use tracing::error;
 /// The exit code of a process that a panic ended: a failure at run time.
 const EXIT_CODE: i32 = 1;
 
-/// How long the last lines of the log may take.
+/// How long the process may take to write the last log lines after a panic.
 const LAST_LINES_TIMEOUT: Duration = Duration::from_secs(2);
 
 thread_local! {
-    /// Whether a panic on this thread ends only the connection that it serves at this moment.
+    /// Whether a panic on this thread now ends only the connection that the thread is serving.
     static CONTAINED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// A scope with another rule; dropping it restores the rule from before.
+/// A scope that sets whether a panic ends only a connection. Dropping the scope restores the previous setting.
 #[derive(Debug)]
 pub struct Scope {
     before: bool,
@@ -44,18 +44,18 @@ impl Drop for Scope {
     }
 }
 
-/// Runs a connection: a panic in it ends its task, and nothing else.
+/// Runs a connection. A panic in the connection ends only its task.
 pub fn contained<T>(connection: impl Future<Output = T>) -> impl Future<Output = T> {
     scoped(connection, true)
 }
 
-/// Runs a part of a connection that uses state of others too: a panic in it ends the process.
+/// Runs a request of a connection that uses state shared with others. A panic in the request ends the process.
 pub fn uncontained<T>(request: impl Future<Output = T>) -> impl Future<Output = T> {
     scoped(request, false)
 }
 
 fn scoped<T>(future: impl Future<Output = T>, contained: bool) -> impl Future<Output = T> {
-    // On the heap at once: a future that is moved twice would take its room twice.
+    // Put the future on the heap at once. If it were moved first, its size would be reserved twice.
     let mut future = Box::pin(future);
     poll_fn(move |context| {
         let _scope = Scope::enter(contained);
@@ -63,13 +63,15 @@ fn scoped<T>(future: impl Future<Output = T>, contained: bool) -> impl Future<Ou
     })
 }
 
-/// Begins code of a connection that changes state of others too: until this is dropped, a panic ends the process.
+/// Begins code of a connection that changes state shared with others. Until the scope is dropped, a panic ends the
+/// process.
 #[must_use]
 pub fn shared() -> Scope {
     Scope::enter(false)
 }
 
-/// Makes each panic outside of [`contained`] code log a line, call `flush_log` on its thread, and end the process.
+/// Installs a panic hook. After a panic outside of [`contained`] code, the hook logs a line, calls `flush_log` on the
+/// same thread, and ends the process.
 pub fn end_the_process(flush_log: impl Fn() + Send + Sync + 'static) {
     set_hook(Box::new(move |panic| {
         let place = panic.location().map(ToString::to_string).unwrap_or_default();
@@ -78,7 +80,8 @@ pub fn end_the_process(flush_log: impl Fn() + Send + Sync + 'static) {
             error!(place, text, "a panic ended this connection, and no other: please report it as a bug");
             return;
         }
-        // The panic may have happened under a lock of the log, or the log may have no reader: the process ends all the same.
+        // This thread ends the process even if logging blocks. The panic may have happened under a lock of the log, or
+        // the log may have no reader.
         let _ = thread::Builder::new().name(String::from("panic")).spawn(|| {
             thread::sleep(LAST_LINES_TIMEOUT);
             exit(EXIT_CODE);
@@ -95,7 +98,7 @@ pub fn end_the_process(flush_log: impl Fn() + Send + Sync + 'static) {
     }));
 }
 
-/// The message of a panic.
+/// Returns the message of a panic.
 fn text_of<'a>(panic: &'a PanicHookInfo<'_>) -> &'a str {
     let payload: &(dyn Any + Send) = panic.payload();
     let literal = payload.downcast_ref::<&str>().copied();

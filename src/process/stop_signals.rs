@@ -8,25 +8,25 @@ use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::timeout;
 
-/// Signals within this time of the first belong to the same request: a process manager sends one to the process and then
-/// to its group, and a terminal sends one beside that of the program that started this one.
+/// How long after the first signal further signals belong to the same stop request. A process manager may signal the
+/// process and then its process group. A terminal and the parent process may both send a signal.
 const SAME_REQUEST: Duration = Duration::from_secs(1);
 
-/// SIGTERM, SIGINT and SIGHUP. From its creation on they no longer end the process.
+/// A receiver of SIGTERM, SIGINT and SIGHUP. Once it exists, these signals no longer end the process.
 #[derive(Debug)]
 pub struct StopSignals {
     signals: Vec<(&'static str, Signal)>,
-    /// Caught and ignored: if a file may not grow any more (ulimit -f, LimitFSIZE), the write fails, and the process goes
-    /// on with its messages in flight.
+    /// SIGXFSZ, which is caught and ignored. If a file reaches its size limit (ulimit -f, LimitFSIZE), only the write
+    /// fails, and the process keeps its messages in flight.
     _file_too_large: Signal,
 }
 
 impl StopSignals {
-    /// Catches the signals. SIGHUP stays ignored if the process was started so, as nohup does.
+    /// Catches the signals. If the process was started with SIGHUP ignored, as by nohup, SIGHUP stays ignored.
     ///
     /// # Errors
     ///
-    /// If the system refuses.
+    /// If the system refuses to register a signal handler.
     pub fn listen() -> io::Result<StopSignals> {
         let mut signals =
             vec![("SIGTERM", signal(SignalKind::terminate())?), ("SIGINT", signal(SignalKind::interrupt())?)];
@@ -37,7 +37,7 @@ impl StopSignals {
         Ok(StopSignals { signals, _file_too_large: signal(file_too_large)? })
     }
 
-    /// The name of the next signal.
+    /// Waits for the next signal, and returns its name.
     pub async fn next(&mut self) -> &'static str {
         poll_fn(|context| {
             let received = |(name, signal): &mut (&'static str, Signal)| {
@@ -48,7 +48,7 @@ impl StopSignals {
         .await
     }
 
-    /// The name of the next signal that does not belong to the request before.
+    /// Waits for the next signal that does not belong to the previous stop request, and returns its name.
     pub async fn next_request(&mut self) -> &'static str {
         let same = async {
             loop {
@@ -60,7 +60,7 @@ impl StopSignals {
     }
 }
 
-/// Whether this process was started with SIGHUP ignored. If the system does not say, it was not.
+/// Returns whether this process was started with SIGHUP ignored. Returns `false` if the system does not report it.
 fn hangup_is_ignored() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

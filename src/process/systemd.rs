@@ -1,9 +1,9 @@
 //! Notifies systemd that a service with `Type=notify` is ready, alive, or stopping.
 //!
-//! The protocol is sd_notify(3): a datagram with lines `NAME=value` to the socket that `NOTIFY_SOCKET` names. No crate is
-//! used: the protocol is a page long, and the usual crate (sd-notify 0.5) knows no abstract sockets. The environment is
-//! read and never changed: a process with threads cannot change it safely, and this one has no children that could
-//! inherit it. Without `NOTIFY_SOCKET` nothing is sent.
+//! The protocol is sd_notify(3): a datagram with lines `NAME=value` to the socket that `NOTIFY_SOCKET` names. No crate
+//! is used: the protocol is short, and the usual crate (sd-notify 0.5) does not support abstract sockets. The
+//! environment is only read: a process with threads cannot change it safely, and no child process inherits it. Without
+//! `NOTIFY_SOCKET` nothing is sent.
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -20,25 +20,25 @@ use tracing::{info, warn};
 
 use crate::core::CLOCK_BEAT;
 
-/// So many keep-alive messages are sent within the time in which one must come. Several may be lost, and nearly the whole
-/// time is left for a stall of the process.
+/// How many keep-alive messages are sent per watchdog interval, in which systemd expects one. So several messages may
+/// be lost, and the process may stall for nearly the whole interval.
 const KEEP_ALIVES: u32 = 10;
 
-/// How long a message may wait for room in the manager's queue.
+/// How long a message may wait for room in the socket of the service manager.
 const SEND_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The service manager that started this process, if it asks for notifications.
 #[derive(Debug, Default)]
 pub struct ServiceManager {
     socket: Option<SocketAddr>,
-    /// The time within which it expects a keep-alive message.
+    /// The watchdog interval: the time within which the manager expects a keep-alive message.
     watchdog: Option<Duration>,
     /// Whether the last message failed: only the first failure is logged.
     has_failed: AtomicBool,
 }
 
 impl ServiceManager {
-    /// The manager that the environment of this process names. A wrong variable is logged.
+    /// Reads the manager from the environment of this process. Logs a variable with a wrong value.
     pub fn of_process() -> ServiceManager {
         let (manager, wrong) = ServiceManager::of_environment(|name| env::var_os(name), process::id());
         if let Some(wrong) = wrong {
@@ -47,8 +47,8 @@ impl ServiceManager {
         manager
     }
 
-    /// The manager that the variables of an environment name, and a warning if a variable is wrong. `own_id` is the id of
-    /// this process.
+    /// Reads the manager from environment variables. Also returns a warning if a variable has a wrong value. `own_id`
+    /// is the id of this process.
     fn of_environment(
         variable: impl Fn(&str) -> Option<OsString>,
         own_id: u32,
@@ -62,7 +62,8 @@ impl ServiceManager {
                 return (manager, Some(wrong + "; the service manager is told nothing"));
             }
         }
-        // It is still notified that the process is ready: a manager that waits for that would end this process.
+        // Even without a watchdog, the manager is notified that the process is ready. Otherwise a manager that waits
+        // for this would end the process.
         match watchdog(variable, own_id) {
             Ok(watchdog) => manager.watchdog = watchdog,
             Err(wrong) => return (manager, Some(wrong + "; the service manager is given no signs of life")),
@@ -80,14 +81,14 @@ impl ServiceManager {
         self.notify(&format!("READY=1\nSTATUS={status}")).await;
     }
 
-    /// Notifies that the process stops. From then on the manager expects no keep-alive messages, and waits for the end as
-    /// long as its unit says.
+    /// Notifies that the process stops. The manager then expects no more keep-alive messages. It waits for the end of
+    /// the process, up to the stop timeout of the unit.
     pub async fn stopping(&self, status: &str) {
         self.notify(&format!("STOPPING=1\nSTATUS={status}")).await;
     }
 
-    /// Sends keep-alive messages for as long as `stalled` finds no stall. During a stall it sends none, so that the manager
-    /// ends this process and starts it again. Never returns.
+    /// Sends keep-alive messages while `stalled` finds no stall. During a stall, sends none, so that the manager
+    /// restarts this process. Never returns.
     pub async fn watch(&self, stalled: impl AsyncFn() -> Option<Duration>) -> Infallible {
         let Some(pause) = self.watchdog.map(pause) else { return pending().await };
         let mut has_logged_stall = false;
@@ -124,24 +125,26 @@ impl ServiceManager {
     }
 }
 
-/// The time between keep-alive messages. The loop that they report on shows that it runs with each beat, and not more often.
+/// Returns the time between keep-alive messages: at least one clock beat, because the ticker's loop shows only once per
+/// beat that it runs.
 fn pause(watchdog: Duration) -> Duration {
     (watchdog / KEEP_ALIVES).max(CLOCK_BEAT)
 }
 
-/// The time within which the manager expects a keep-alive message of this process. An error names the wrong variable.
+/// Returns the watchdog interval, or `None` if the manager expects no keep-alive messages of this process. An error
+/// names the wrong variable.
 fn watchdog(variable: impl Fn(&str) -> Option<OsString>, own_id: u32) -> Result<Option<Duration>, String> {
     let number = |name| {
         let Some(value) = variable(name) else { return Ok(None) };
         let number = value.to_str().and_then(|text| text.parse::<u64>().ok());
         number.map(Some).ok_or_else(|| format!("{name}={}: this is no number", value.display()))
     };
-    // The parent of this process may have a watchdog of its own, and pass the variables on.
+    // This process may inherit the variables of a parent that has a watchdog of its own. `WATCHDOG_PID` shows this.
     let is_meant = number("WATCHDOG_PID")?.is_none_or(|id| id == u64::from(own_id));
     Ok(number("WATCHDOG_USEC")?.filter(|us| is_meant && *us > 0).map(Duration::from_micros))
 }
 
-/// The address in a value of `NOTIFY_SOCKET`.
+/// Returns the address in a value of `NOTIFY_SOCKET`.
 fn address(name: &OsString) -> io::Result<SocketAddr> {
     match name.as_bytes() {
         #[cfg(target_os = "linux")]
@@ -151,12 +154,12 @@ fn address(name: &OsString) -> io::Result<SocketAddr> {
     }
 }
 
-/// Connects for each message, as libsystemd does: so a manager that was replaced is found again.
+/// Sends a message over a new socket, as libsystemd does, so that messages also reach a restarted manager.
 async fn send(socket: &SocketAddr, message: &str) -> io::Result<()> {
     let datagram = Datagram::unbound()?;
     datagram.set_nonblocking(true)?;
     datagram.connect_addr(socket)?;
-    // A datagram goes whole or not at all.
+    // A datagram is sent as a whole or not at all.
     UnixDatagram::from_std(datagram)?.send(message.as_bytes()).await.map(drop)
 }
 

@@ -7,17 +7,17 @@ use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
-/// A thread that runs tasks. Dropping it ends the thread, with all tasks that were spawned on it.
+/// A thread that runs tasks. Dropping this value ends the thread and all its tasks.
 #[derive(Debug)]
 pub struct RuntimeThread {
-    /// Spawns tasks on it.
+    /// Spawns tasks on the thread.
     pub handle: Handle,
-    /// Dropping it ends the thread.
+    /// Ends the thread when it is dropped.
     _stop: oneshot::Sender<()>,
 }
 
 impl RuntimeThread {
-    /// Starts a thread of this name.
+    /// Starts a thread with the name `name`.
     ///
     /// # Errors
     ///
@@ -32,7 +32,8 @@ impl RuntimeThread {
         Ok(RuntimeThread { handle, _stop: stop })
     }
 
-    /// Moves a listener to its runtime: until then, the runtime that opened the listener wakes it.
+    /// Moves a listener to the runtime of this thread. Otherwise the runtime that opened the listener would still poll
+    /// it.
     ///
     /// # Errors
     ///

@@ -1,7 +1,7 @@
 //! Buffers the bytes of a connection: one buffer for input and one for output.
 //!
-//! A read takes what is there, up to a limit; all answers to it go out in one write. Both buffers are bounded: a peer
-//! that does not read its answers is not read from.
+//! A read takes the bytes that have arrived, up to a limit. All answers to them go out in one write. Both buffers are
+//! bounded: if a peer does not read its answers, its requests are not read.
 
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -25,15 +25,16 @@ use crate::protocol::frame::TIMED_OUT_LENGTH;
 use crate::protocol::{Codec, DecodeError, Decoded};
 use crate::ticker::read_barrier::UnprocessedInput;
 
-/// The most bytes of one read: more than 256 frames of one message have, or 4,000 message ids.
+/// The maximum number of bytes of one read: room for 256 frames of one message, or for 4,000 message ids.
 pub(super) const READ_SIZE: usize = 32 * 1024;
 
-/// An empty buffer that has grown beyond this is dropped. A batch fits: subscribers get one after the other.
+/// The capacity up to which an empty buffer is kept. A timeout batch fits into it, and subscribers get one batch after
+/// the other.
 const KEEP_CAPACITY: usize = 72 * 1024;
 
 const _: () = assert!(MAX_BATCH_MESSAGES * TIMED_OUT_LENGTH + 1024 < KEEP_CAPACITY);
 
-/// So many bytes of a refused peer are read and dropped, so that it can read why it was refused.
+/// How many bytes of a peer are read and dropped at the end, so that a refused peer can still read the reason.
 const LINGER_BYTES: usize = 1024 * 1024;
 
 /// An accepted connection.
@@ -45,18 +46,18 @@ pub(super) type Stream = Either<Socket, Box<TlsStream<TcpStream>>>;
 /// An event of the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum IoEvent {
-    /// So many bytes were read.
+    /// Bytes were read, and this is their number.
     Read(usize),
     /// The peer sends no more.
     Ended,
     /// Bytes were written.
     Written,
-    /// The peer takes no more bytes. Bytes that it sent can still be read.
+    /// A write failed: the peer takes no more bytes. Bytes that the peer sent earlier can still be read.
     WriteFailed,
 }
 
 thread_local! {
-    /// All connections of a thread read into this, so that an idle one needs no room.
+    /// The buffer into which all connections of a thread read, so that an idle connection needs no memory for input.
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -65,14 +66,15 @@ pub(super) struct BufferedStream {
     unprocessed_input: UnprocessedInput,
     pub(super) codec: Codec,
     input: BytesMut,
-    /// The greatest length that the input had. Its capacity does not show that, since decoding makes it smaller.
+    /// The greatest length that `input` has had. The capacity does not show this length, because decoding reduces the
+    /// capacity.
     input_grown: usize,
     output: BytesMut,
     max_queued: usize,
-    /// Whether the stream holds back bytes that were written to it, as TLS can.
+    /// Whether the stream may still hold bytes that were written to it, as TLS can.
     is_unflushed: bool,
     has_ended: bool,
-    /// Whether the peer takes no more bytes. Its requests from before still count.
+    /// Whether a write has failed. Requests that the peer sent earlier are still handled.
     pub(super) write_failed: bool,
 }
 
@@ -97,7 +99,7 @@ impl BufferedStream {
         }
     }
 
-    /// Queues bytes, unless the peer takes no more.
+    /// Queues bytes, unless a write has failed.
     #[inline]
     pub(super) fn write(&mut self, encode: impl FnOnce(&Codec, &mut BytesMut)) {
         if !self.write_failed {
@@ -116,7 +118,7 @@ impl BufferedStream {
         echoed
     }
 
-    /// Moves requests from the front of the input into a request batch, until it has `most` messages.
+    /// Moves requests from the front of the input into a request batch, until the batch has `most` messages.
     pub(super) fn take_requests(&mut self, batch: &mut RequestBatch, most: usize, revolution: u16) {
         let taken = self.codec.take_requests(&self.input, batch, most, revolution);
         self.input.advance(taken);
@@ -131,23 +133,24 @@ impl BufferedStream {
         Ok(decoded)
     }
 
-    /// Whether more may be queued.
+    /// Returns whether more bytes may be queued.
     pub(super) fn has_room(&self) -> bool {
         self.output.len() < self.max_queued
     }
 
-    /// Whether a batch may be queued. Batches have half of the queue: a peer that does not read them for a while can
-    /// still send requests, and its Acks count.
+    /// Returns whether a batch may be queued. Batches may use only half of the queue. So a peer that does not read its
+    /// batches for a while can still send requests and Acks.
     pub(super) fn has_room_for_batches(&self) -> bool {
         self.output.len() < self.max_queued.div_ceil(2)
     }
 
-    /// Whether the peer has taken all that was queued.
+    /// Returns whether the peer has taken all queued bytes.
     pub(super) fn is_flushed(&self) -> bool {
         self.output.is_empty() && !self.is_unflushed
     }
 
-    /// Whether bytes of the peer wait in the socket, and may be read. Asks the kernel: the runtime may not know yet.
+    /// Returns whether bytes of the peer wait in the socket and may be read. Asks the kernel, because Tokio may not
+    /// have been notified yet.
     pub(super) fn has_unread(&self) -> bool {
         let mut byte = [MaybeUninit::uninit()];
         !self.has_ended
@@ -155,19 +158,19 @@ impl BufferedStream {
             && matches!(SockRef::from(&descriptor(&self.stream)).peek(&mut byte), Ok(1..))
     }
 
-    /// The most bytes that can wait in the socket.
+    /// Returns how many bytes the socket can hold, but at least [`READ_SIZE`].
     pub(super) fn most_unread(&self) -> usize {
         SockRef::from(&descriptor(&self.stream)).recv_buffer_size().unwrap_or_default().max(READ_SIZE)
     }
 
-    /// Reads or writes: the first that is possible. Cancel-safe.
+    /// Writes queued bytes or, if `read` is set, reads: does what is possible first. Cancel-safe.
     pub(super) async fn read_or_write(&mut self, read: bool) -> io::Result<IoEvent> {
         poll_fn(|context| {
             match self.poll_write(context) {
                 Poll::Ready(Ok(true)) => return Poll::Ready(Ok(IoEvent::Written)),
                 Poll::Ready(Ok(false)) | Poll::Pending => {}
                 Poll::Ready(Err(_)) => {
-                    // Bytes that the peer sent before may still wait to be read.
+                    // Bytes that the peer sent earlier may still be unread.
                     (self.write_failed, self.is_unflushed, self.output) = (true, false, BytesMut::new());
                     return Poll::Ready(Ok(IoEvent::WriteFailed));
                 }
@@ -177,7 +180,7 @@ impl BufferedStream {
         .await
     }
 
-    /// Reads what waits in the socket. Returns `None` at once if nothing waits, or nothing may be read.
+    /// Reads bytes that wait in the socket. Returns `None` at once if no bytes wait, or if none may be read.
     pub(super) async fn read_waiting(&mut self) -> io::Result<Option<IoEvent>> {
         if self.has_ended || !self.has_room() {
             return Ok(None);
@@ -189,7 +192,7 @@ impl BufferedStream {
         .await
     }
 
-    /// Writes the output; returns whether anything was written.
+    /// Writes or flushes queued bytes. Returns whether there were any.
     fn poll_write(&mut self, context: &mut Context<'_>) -> Poll<io::Result<bool>> {
         if self.is_flushed() {
             return Poll::Ready(Ok(false));
@@ -215,7 +218,7 @@ impl BufferedStream {
         Poll::Ready(Ok(true))
     }
 
-    /// The caller processes the bytes before it reads again.
+    /// Reads bytes into `input`. The caller must process them before it reads again.
     fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<io::Result<IoEvent>> {
         self.unprocessed_input.set();
         SCRATCH.with_borrow_mut(|scratch| {
@@ -233,8 +236,8 @@ impl BufferedStream {
         })
     }
 
-    /// Writes all that is queued, ends the stream, drops `unanswered`, and reads until the peer ends it too: closing a
-    /// socket with unread bytes would discard what was written last.
+    /// Writes all queued bytes, shuts down the stream, and drops `unanswered`. Then reads until the peer closes the
+    /// stream too: closing a socket with unread bytes would discard the bytes that were written last.
     pub(super) async fn close(mut self, unanswered: TaskTrackerToken) {
         while !self.is_flushed() && !self.write_failed {
             if self.read_or_write(false).await.is_err() {
@@ -255,7 +258,7 @@ impl BufferedStream {
     }
 }
 
-/// The file descriptor of a connection.
+/// Returns the file descriptor of a connection.
 pub(super) fn descriptor(stream: &Stream) -> BorrowedFd<'_> {
     match stream {
         Either::Left(Either::Left(tcp)) => tcp.as_fd(),

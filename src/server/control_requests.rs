@@ -23,7 +23,7 @@ impl Session {
                 Err(Refusal::new(Reason::HelloExpected, text))
             }
             Body::Ping(payload) => return self.send(&Frame::new(correlation, Body::Pong(payload))),
-            // It only shows that the peer is alive.
+            // A Pong only shows that the peer is alive.
             Body::Pong(_) => return,
             Body::GoAway { .. } => return self.end(),
             Body::Subscribe(request) => self.subscribe(correlation, &request),
@@ -40,7 +40,7 @@ impl Session {
         }
     }
 
-    /// Answers a request that had to wait.
+    /// Answers a request that waited for the store.
     pub(super) fn answer(&mut self, completed: Completed) {
         if matches!(completed, Completed::Subscribe(..)) {
             self.is_subscribing = false;
@@ -61,7 +61,7 @@ impl Session {
         }
     }
 
-    /// Refuses a request, and ends the connection if the reason closes it.
+    /// Refuses a request. Ends the connection if the reason requires this, or if no Hello has been accepted yet.
     pub(super) fn refuse(&mut self, correlation: u32, refusal: &Refusal) {
         if refusal.reason == Reason::Unauthorized {
             warn!("a client showed another token than --token-file has, or none: give both the same");
@@ -81,7 +81,7 @@ impl Session {
         }
     }
 
-    /// Refuses bytes that are not a frame. Requests before them are answered first, since they may succeed.
+    /// Refuses bytes that are not a frame. First answers the earlier requests that wait, because they may succeed.
     pub(super) fn refuse_broken_frame(&mut self, correlation: u32, refusal: Refusal) {
         if self.pending.is_waiting() {
             self.end();
@@ -191,7 +191,7 @@ fn not_subscribed() -> Refusal {
     Refusal::new(Reason::NotSubscribed, "this connection has no subscription: send Subscribe first")
 }
 
-/// The refusal of a first frame that cannot be decoded.
+/// Returns the refusal of a first frame that cannot be decoded.
 pub(super) fn not_hello(refusal: Refusal) -> Refusal {
     if refusal.reason.closes() {
         return refusal;

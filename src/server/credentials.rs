@@ -1,4 +1,4 @@
-//! The token and the TLS certificate of the server, which are read again when their files change.
+//! The token and the TLS certificate of the server. Both are read again when their files change.
 
 use std::convert::Infallible;
 use std::io;
@@ -19,26 +19,26 @@ use x509_parser::time::ASN1Time;
 use super::watched_files::{FileContent, WatchedFiles};
 use crate::protocol::frame::MAX_TOKEN_LENGTH;
 
-/// The token that is asked for. It is in a file, which is read again when its content changes.
+/// The token that clients must present. Its file is read again when the content changes.
 #[derive(Debug)]
 pub struct Token(WatchedFiles<Vec<u8>>);
 
 impl Token {
-    /// The token in a file, which may have white space around it.
+    /// Reads the token in a file. White space around the token is ignored.
     ///
     /// # Errors
     ///
-    /// When the file cannot be read, is empty, or holds more than a token. The error names the file.
+    /// When the file cannot be read, is empty, or is too long for a token. The error names the file.
     pub fn file(path: PathBuf) -> io::Result<Token> {
         WatchedFiles::new(&[path], |files| token(&files[0])).map(Token)
     }
 
-    /// Whether `presented` is the token. Takes the same time however much of it is right.
+    /// Returns whether `presented` is the token. The duration does not depend on how many of its bytes are right.
     pub fn admits(&self, presented: &[u8]) -> bool {
         self.0.current().value.ct_eq(presented).into()
     }
 
-    /// Reads the file again when its content changes, for as long as it is awaited.
+    /// Reads the file again whenever its content changes. Never returns.
     pub async fn maintain(&self) -> Infallible {
         loop {
             self.0.next_check("token", "correct the token file, or its permissions").await;
@@ -46,11 +46,11 @@ impl Token {
     }
 }
 
-/// The token in a file, without the white space around it.
+/// Returns the token in a file, without the white space around it.
 ///
 /// # Errors
 ///
-/// When the file cannot be read, is empty, or holds more than a token. The error names the file.
+/// When the file cannot be read, is empty, or is too long for a token. The error names the file.
 pub fn token_in(path: &Path) -> io::Result<Vec<u8>> {
     token(&FileContent::read(path)?)
 }
@@ -63,7 +63,7 @@ fn token(file: &FileContent) -> io::Result<Vec<u8>> {
     Err(file.error(&format_args!("a token has 1 to {MAX_TOKEN_LENGTH} bytes, and this file has {}", token.len())))
 }
 
-/// A server's certificate and its key, in PEM files that are read again when their content changes.
+/// The certificate chain of the server and its private key. Their PEM files are read again when the content changes.
 #[derive(Debug)]
 pub struct Certificate(WatchedFiles<Pair>);
 
@@ -71,32 +71,33 @@ pub struct Certificate(WatchedFiles<Pair>);
 struct Pair {
     chain: PathBuf,
     config: Arc<ServerConfig>,
-    /// When the server's own certificate is valid, if that can be read. Those of its authorities do not count: this
-    /// server cannot renew them, and one that ran out may be there for old clients alone.
+    /// The validity of the server's own certificate, if it can be read. The certificates of authorities in the chain
+    /// are ignored: this server cannot renew them, and an expired one may be there only for old clients.
     validity: Option<Validity>,
 }
 
 impl Certificate {
-    /// Reads a certificate chain and its key.
+    /// Reads a certificate chain and its private key.
     ///
     /// # Errors
     ///
-    /// When a file cannot be read or has no certificate or key in it, or the two do not belong together.
+    /// If a file cannot be read, if it contains no certificate or no key, or if the certificate and the key do not
+    /// match.
     pub fn files(chain: PathBuf, key: PathBuf) -> io::Result<Certificate> {
         WatchedFiles::new(&[chain, key], |files| Pair::new(&files[0], &files[1])).map(Certificate)
     }
 
-    /// Makes TLS handshakes with the certificate as it was read last.
+    /// Returns an acceptor for TLS handshakes with the certificate that was read last.
     pub fn acceptor(&self) -> TlsAcceptor {
         TlsAcceptor::from(Arc::clone(&self.0.current().value.config))
     }
 
-    /// When the certificate expires, in seconds since 1970, if it can be read.
+    /// Returns when the certificate expires, in seconds since 1970. Returns `None` if its validity cannot be read.
     pub fn expiry(&self) -> Option<i64> {
         self.0.current().value.validity.as_ref().map(|validity| validity.not_after.timestamp())
     }
 
-    /// Why clients refuse the certificate today, if it has run out or is not valid yet.
+    /// Returns a warning if the certificate has expired or is not valid yet.
     pub fn untimely(&self) -> Option<String> {
         let current = self.0.current();
         let (now, chain) = (ASN1Time::now(), current.value.chain.display());
@@ -112,10 +113,10 @@ impl Certificate {
         })
     }
 
-    /// Reads the files again when their content changes, and logs once if clients refuse the certificate today; for as
-    /// long as it is awaited.
+    /// Reads the files again whenever their content changes. Logs a warning when the certificate expires, and when a
+    /// new certificate is not valid now. Never returns.
     pub async fn maintain(&self) -> Infallible {
-        // The warnings of the settings name that of the start.
+        // The check of the settings has already warned about the certificate at the start.
         let mut was_untimely = self.untimely().is_some();
         loop {
             let remedy = "see that --tls-cert and --tls-key can be read and belong together; if only one of them was \

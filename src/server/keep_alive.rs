@@ -1,16 +1,17 @@
 //! Decides when a connection is pinged, and when it is closed because its peer is silent or does not read.
 //!
-//! All times are those of the stall-aware clock: a stall of this process is not silence of the peer.
+//! All times come from the stall-aware clock, which leaves out stalls of this process. So a stall does not count as
+//! silence of the peer.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
 use crate::core::{Reason, Refusal};
 
-/// If the Hello waits in the socket when its time is over, it may take so much longer to be read.
+/// How long the session may still read after the Hello timeout, if bytes of the peer wait in the socket.
 const HELLO_LENIENCE: Duration = Duration::from_secs(1);
 
-/// Most Pongs come within this fraction of the ping interval.
+/// The divisor of the ping interval that gives the time within which most Pongs arrive.
 const PONG_FRACTION: u32 = 64;
 
 /// The next action of a connection.
@@ -21,16 +22,16 @@ pub(super) enum Action {
     Close(Refusal),
 }
 
-/// When a connection received and sent bytes.
+/// The times at which a connection received and sent bytes, with its timeouts.
 #[derive(Debug)]
 pub(super) struct KeepAlive {
     hello_timeout: Duration,
     ping_interval: Duration,
     /// Whether the Hello was accepted.
     is_greeted: bool,
-    /// When the peer last sent something; before the Hello, when the connection was accepted.
+    /// When the peer last sent bytes. Until the Hello is accepted: when the connection was accepted.
     received_at: Instant,
-    /// When the peer last took bytes, or when the first of those that wait was queued.
+    /// When the peer last took bytes, or, if later, when bytes were last queued into an empty queue.
     sent_at: Instant,
     /// How long the peer may be silent before it is pinged.
     ping_after: Duration,
@@ -57,25 +58,26 @@ impl KeepAlive {
         self.received(now);
     }
 
-    /// Records that the peer sent bytes, or that it is not read from: then it cannot be silent. Bytes before the Hello
-    /// give the peer no more time.
+    /// Records that the peer sent bytes, or that the session does not read from it. Both restart the timeout of a
+    /// silent peer. Before the Hello is accepted, has no effect: bytes do not extend the Hello timeout.
     pub(super) fn received(&mut self, now: Instant) {
         if self.is_greeted {
             (self.received_at, self.is_pinged) = (now, false);
         }
     }
 
-    /// Records that the peer took bytes, or that bytes are queued after all before were taken.
+    /// Records that the peer took bytes, or that bytes are queued into an empty queue.
     pub(super) fn sent(&mut self, now: Instant) {
         self.sent_at = now;
     }
 
-    /// When [`KeepAlive::check`] is due. `is_flushed` tells whether the peer has taken all that was queued.
+    /// Returns when [`KeepAlive::check`] is due. `is_flushed` says whether the peer has taken all queued bytes.
     pub(super) fn next_check(&self, is_flushed: bool) -> Instant {
         let silence = if !self.is_greeted {
             self.hello_timeout
         } else if self.is_pinged {
-            // Later than the Ping that follows a Pong is due. So the timer need not be set again for each Pong.
+            // A little more than two intervals. If the Pong arrives in time, the next Ping is due before this time. So
+            // the timer does not fire shortly before that Ping without effect.
             self.ping_interval * 2 + self.ping_interval / PONG_FRACTION
         } else {
             self.ping_after
@@ -84,7 +86,8 @@ impl KeepAlive {
         if is_flushed { silent_at } else { silent_at.min(self.sent_at + self.ping_interval * 2) }
     }
 
-    /// The action at `now`. `has_unread` looks whether bytes of the peer wait in the socket: those are read next.
+    /// Returns the action at `now`. `has_unread` says whether bytes of the peer wait in the socket. Such bytes are read
+    /// next, so the connection is not closed as silent.
     pub(super) fn check(&mut self, now: Instant, is_flushed: bool, has_unread: impl FnOnce() -> bool) -> Action {
         let Some(overdue) = now.checked_duration_since(self.next_check(is_flushed)) else { return Action::Wait };
         let limit = self.ping_interval * 2;
@@ -97,7 +100,7 @@ impl KeepAlive {
             (self.is_pinged, self.ping_after) = (true, self.ping_interval);
             return Action::Ping;
         }
-        // A Hello that comes byte by byte must still end in time.
+        // A Hello that arrives byte by byte must still be complete in time.
         if (self.is_greeted || overdue < HELLO_LENIENCE) && has_unread() {
             return Action::Wait;
         }
@@ -109,8 +112,8 @@ impl KeepAlive {
     }
 }
 
-/// How long a peer may be silent until its first Ping: a random time from an eighth of the interval to all of it.
-/// So connections that came at the same time, as after a restart, are not all pinged at the same time.
+/// Returns how long a peer may be silent before its first Ping: a random time between an eighth of the interval and the
+/// whole interval. So connections that open at the same time, as after a restart, are not all pinged at the same time.
 fn first_ping(interval: Duration) -> Duration {
     let [first, second, ..] = RandomState::new().hash_one(()).to_ne_bytes();
     let part = u32::from(u16::from_ne_bytes([first, second]));

@@ -1,7 +1,7 @@
-//! Logs that a limit is reached, for as long as requests are refused because of it.
+//! Logs that a limit is reached, again and again while requests are refused because of this limit.
 //!
-//! Single refusals are counted and not logged, since at a limit each request is refused. So the log follows the
-//! counters.
+//! At a limit every request is refused. So single refusals are only counted, and this module logs how the counters
+//! grow.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::metrics::Metrics;
 /// How often the counters are checked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The limits that an operator sets, and what to log when they are reached.
+/// The limits that an operator sets, and the line to log when a limit is reached.
 const LIMITS: [(Reason, &str); 3] = [
     (
         Reason::MaxInFlight,
@@ -36,7 +36,7 @@ const LIMITS: [(Reason, &str); 3] = [
     ),
 ];
 
-/// Logs the limits that are reached, for as long as it is awaited.
+/// Logs each limit that is reached. Never returns.
 pub async fn report_reached_limits(metrics: Arc<Metrics>) {
     join_all(LIMITS.map(|(reason, text)| {
         let counter = metrics.refusals.of(reason).clone();
@@ -45,7 +45,7 @@ pub async fn report_reached_limits(metrics: Arc<Metrics>) {
     .await;
 }
 
-/// Logs the number of new refusals: the first at once, and later ones together.
+/// Logs the number of new refusals: the first within a second, and further ones together once per [`WINDOW`].
 async fn report(refusals: impl Fn() -> u64, mut log: impl FnMut(u64)) -> Infallible {
     let mut logged = 0;
     loop {

@@ -37,7 +37,7 @@ use crate::process::panics::contained;
 use crate::protocol::Codec;
 use crate::protocol::frame::FrameType;
 
-/// After a failed accept the listener pauses: without files it would fail again at once.
+/// How long the listener pauses after a failed accept. Without free file descriptors, accept would fail again at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A running server.
@@ -59,12 +59,12 @@ impl Server {
         Server { phase, acceptor }
     }
 
-    /// Accepts no more connections and sends GoAway to those that are open. They are still served.
+    /// Stops accepting connections, and sends GoAway on every open connection. Open connections are still served.
     pub fn drain(&self) {
         self.phase.send_replace(Phase::Draining);
     }
 
-    /// Sends all that is queued, closes all connections, and waits for their end.
+    /// Sends all queued bytes, closes all connections, and waits for at most `timeout` until they have ended.
     pub async fn close(&self, timeout: Duration) {
         self.phase.send_replace(Phase::Closed);
         let Acceptor { tasks, unanswered, .. } = &self.acceptor;
@@ -91,7 +91,7 @@ struct Acceptor {
     shared: Arc<Shared>,
     phase: watch::Receiver<Phase>,
     tasks: TaskTracker,
-    /// Has a token for each connection whose peer has not got its last answers.
+    /// Has a token for each connection whose last answers are not written yet.
     unanswered: TaskTracker,
 }
 
@@ -118,7 +118,7 @@ impl Acceptor {
         };
         let span = info_span!("connection", %peer, client = Empty);
         let connection = async move {
-            // Dropped at the end of the task, also if that panics.
+            // Dropped at the end of the task, even if the task panics.
             let _permit = permit;
             let stream = tokio::select! {
                 stream = handshake(&shared, socket) => stream,
@@ -131,7 +131,8 @@ impl Acceptor {
         self.tasks.spawn(contained(connection.instrument(span)));
     }
 
-    /// Rejects a connection above the limit. Sends an Error only if the socket takes it at once.
+    /// Rejects a connection above the limit. Sends an Error only if the socket takes it at once, and none where TLS is
+    /// spoken.
     fn reject(&self, socket: &Socket) {
         let max = self.shared.options.max_connections;
         let refusal = Refusal::new(
@@ -141,7 +142,7 @@ impl Acceptor {
         self.shared.metrics.refusals.of(refusal.reason).inc();
         let mut bytes = BytesMut::new();
         Codec::default().encode_refusal(0, &refusal, &mut bytes);
-        // If it fails, the peer still sees that the connection is closed.
+        // If the write fails, the peer still sees that the connection is closed.
         let written = match socket {
             Either::Left(_) if self.shared.certificate.is_some() => return,
             Either::Left(tcp) => tcp.try_write(&bytes),
@@ -153,7 +154,7 @@ impl Acceptor {
     }
 }
 
-/// Accepts a connection. After a failure it logs that `what` could not be accepted, pauses, and tries again.
+/// Accepts a connection. After a failure, logs that `what` could not be accepted, pauses, and tries again.
 pub(crate) async fn accept<T, F: Future<Output = io::Result<T>>>(what: &str, accept: impl Fn() -> F) -> T {
     loop {
         match accept().await {
@@ -179,14 +180,15 @@ async fn accept_from(listener: &Listener) -> io::Result<Socket> {
     }
 }
 
-/// Makes the TLS handshake, if the listener speaks TLS.
+/// Makes the TLS handshake, if the listener speaks TLS. Returns `None` if the handshake fails.
 async fn handshake(shared: &Shared, socket: Socket) -> Option<Stream> {
     let (tcp, certificate) = match (socket, &shared.certificate) {
         (Either::Left(tcp), Some(certificate)) => (tcp, certificate),
         (socket, _) => return Some(Either::Left(socket)),
     };
     let handshake = async {
-        // A probe of the port closes or resets the connection and sends nothing: no handshake has failed.
+        // A port probe closes or resets the connection without sending a byte. This does not count as a failed
+        // handshake.
         let has_begun = matches!(tcp.peek(&mut [0]).await, Ok(1..));
         if has_begun { Some(certificate.acceptor().accept(tcp).await) } else { None }
     };

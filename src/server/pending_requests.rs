@@ -1,8 +1,9 @@
-//! Requests of one connection that wait for the store, and the limit on them.
+//! Counts the requests of one connection that wait for the store, and limits them.
 //!
-//! A connection with too many of them is not read from, so that no client asks faster than the store answers. Acks do
-//! not count while the store is unreachable: otherwise they would stay unread until it answers again. The store itself
-//! limits the Acks that it holds for all connections. It refuses the rest at once, as it refuses adds.
+//! A connection with too many waiting requests is not read, so that no client sends requests faster than the store
+//! answers. While the store is unreachable, Acks do not count: otherwise they would stay unread until the store answers
+//! again. The store itself limits the Acks that it then holds for all connections. It refuses further Acks, and all
+//! adds, at once.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -17,11 +18,12 @@ use crate::metrics::Metrics;
 use crate::process::panics::uncontained;
 use crate::protocol::frame::Body;
 
-/// With so many requests waiting, a connection is not read from.
+/// How many requests of a connection may wait before the connection is not read.
 pub(super) const MAX_REQUESTS: usize = 1_024;
 
-/// With more messages in waiting requests, a connection is not read from: few frames can carry many. A request without
-/// messages counts as one, since only this limit holds while the read barrier asks for all that waits.
+/// How many messages the waiting requests of a connection may carry before the connection is not read. A few frames can
+/// carry many messages. A request without messages counts as one message, because only this limit holds while the
+/// session reads for the read barrier.
 const MAX_MESSAGES: usize = 16_384;
 
 type RequestFuture = Pin<Box<dyn Future<Output = (Weight, Completed)> + Send>>;
@@ -43,7 +45,7 @@ impl Weight {
     }
 }
 
-/// A request that had to wait: its correlation id and its outcome.
+/// A request that waited for the store: its correlation id and its outcome.
 pub(super) enum Completed {
     Answer(u32, Result<Body, Refusal>),
     Subscribe(u32, Result<Subscription, Refusal>),
@@ -66,28 +68,29 @@ pub(super) struct PendingRequests {
 }
 
 impl PendingRequests {
-    /// Counts a request that is completed outside of this queue.
+    /// Counts a request that the rings complete, outside of this queue.
     pub(super) fn begin(&mut self, weight: Weight) {
         let (count, messages) = self.count(weight);
         count.requests += 1;
         count.messages += messages;
     }
 
-    /// Ends what [`PendingRequests::begin`] began.
+    /// Stops counting a request, because it is complete.
     pub(super) fn end(&mut self, weight: Weight) {
         let (count, messages) = self.count(weight);
         count.requests -= 1;
         count.messages -= messages;
     }
 
-    /// Adds a request that is completed by a future.
+    /// Adds the future of a request, and counts the request until the future completes.
     pub(super) fn push(&mut self, weight: Weight, request: impl Future<Output = Completed> + Send + 'static) {
         self.begin(weight);
         let request = uncontained(request);
         self.requests.push(Box::pin(async move { (weight, request.await) }));
     }
 
-    /// The next request of [`PendingRequests::push`] that is complete; `None` at once if there is none. Cancel-safe.
+    /// Waits until a request of [`PendingRequests::push`] is complete, and returns it. Returns `None` at once if no
+    /// such request waits. Cancel-safe.
     pub(super) async fn next(&mut self) -> Option<Completed> {
         let (weight, completed) = self.requests.next().await?;
         self.end(weight);
@@ -101,13 +104,13 @@ impl PendingRequests {
         }
     }
 
-    /// Whether any request waits.
+    /// Returns whether any request waits.
     pub(super) fn is_waiting(&self) -> bool {
         self.acks.requests + self.others.requests > 0
     }
 
-    /// Whether another request may be read, if fewer than `max_requests` may wait. `store_is_up` is asked only where it
-    /// matters.
+    /// Returns whether another request may be read, with a limit of `max_requests`. Calls `store_is_up` only if the
+    /// answer depends on it.
     pub(super) fn has_room(&self, max_requests: usize, store_is_up: impl FnOnce() -> bool) -> bool {
         let is_within = |requests, messages| requests < max_requests && messages <= MAX_MESSAGES;
         let Count { requests, messages } = self.others;
@@ -115,7 +118,7 @@ impl PendingRequests {
             || is_within(requests, messages) && !store_is_up()
     }
 
-    /// Waits for the requests of a connection that is closed: they are carried out, and count.
+    /// Completes the requests of a closed connection, and counts their outcomes.
     pub(super) async fn complete(mut self, mut requester: Requester, metrics: Arc<Metrics>) {
         let mut completed = RequestBatch::default();
         while self.is_waiting() {

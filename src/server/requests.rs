@@ -1,4 +1,4 @@
-//! The hot path: reads from a client, submits its adds and dels together, and answers those that are complete.
+//! The hot path: reads bytes of a client, submits its adds and dels to the rings in one batch, and sends the answers.
 //!
 //! ```text
 //!   read ──▶ submit_requests ──▶ submit ──▶ rings: completed in the call ──▶ send_answers ──▶ write
@@ -23,39 +23,39 @@ use crate::protocol::codec::correlation_id;
 use crate::protocol::frame::FrameType;
 use crate::protocol::{DecodeError, Decoded};
 
-/// The most reads and writes that follow each other before anything else of the connection is looked at.
+/// How many reads and writes may follow each other before the session checks its other events.
 const IO_ROUNDS: usize = 8;
 
-/// After so many bytes a connection that sends without a pause lets others have their turn: 4,000 ids, about half a
-/// millisecond.
+/// How many bytes a connection reads before it yields to other tasks of its thread: about 4,000 ids, which take about
+/// half a millisecond.
 const FAIR_SHARE: usize = READ_SIZE;
 
-/// A batch is submitted once it has so many messages: enough to share a lock and a wait for memory well. A frame is not
-/// cut, so the last one may bring more.
+/// How many messages a request batch may hold before it is submitted: enough to share the cost of locks and of memory
+/// latency. Frames are not split, so the last frame may exceed this number.
 const MAX_MESSAGES: usize = 4_096;
 
-/// Room for so many messages is kept from one batch of a thread to the next.
+/// How many messages the request batch of a thread keeps room for between two reads.
 const MAX_KEPT_BY_A_THREAD: usize = 4 * MAX_MESSAGES;
 
-/// Room for so many messages is kept for requests that complete later: each connection has that for itself.
+/// How many messages `Session::completed` keeps room for. Each connection has its own batch there.
 const MAX_KEPT: usize = 256;
 
-/// A peer that had more to send fills an emptied socket again within this time.
+/// How long a peer that has more to send may take to fill an emptied socket again.
 const REFILL: Duration = Duration::from_millis(2);
 
 thread_local! {
-    /// Used again by every read of a thread, so that an idle connection has none. A read takes it out and puts it back
-    /// empty. If a connection panics, what it had in the batch is dropped with that connection.
+    /// The request batch that all connections of a thread share, so that an idle connection needs none. A read takes
+    /// the batch out and puts it back empty. If a connection panics, its batch is dropped with the connection.
     static BATCH: Cell<Option<Box<RequestBatch>>> = const { Cell::new(None) };
 }
 
 impl Session {
-    /// Reads and writes for as long as the socket is ready, a few times. Returns whether the session looks at its other
-    /// events next.
+    /// Reads and writes while the socket is ready, at most [`IO_ROUNDS`] times. Returns `false` if the session is over.
     pub(super) async fn read_and_write(&mut self) -> bool {
         for _ in 0..IO_ROUNDS {
             if self.read_since_yield >= FAIR_SHARE {
-                // Others on this thread have waited for as long as that took, and so have other events of this one.
+                // Other connections of this thread waited during these reads, and so did other events of this
+                // connection.
                 self.read_since_yield = 0;
                 tokio::task::yield_now().await;
                 return true;
@@ -78,7 +78,7 @@ impl Session {
                 self.read_frames();
             }
             Ok(IoEvent::Written) => self.keep_alive.sent(self.shared.clock.stall_aware_now()),
-            // Its batches go to other subscribers.
+            // The peer takes no more bytes, so its batches go to other subscribers.
             Ok(IoEvent::WriteFailed) => self.subscription = None,
             Ok(IoEvent::Ended) => self.end(),
             Err(error) => {
@@ -155,7 +155,7 @@ impl Session {
         }
     }
 
-    /// Answers the requests that were completed later.
+    /// Answers the requests that the store completed after the call that submitted them.
     pub(super) fn send_completed(&mut self) {
         let mut completed = std::mem::take(&mut self.completed);
         for request in &completed.requests {
@@ -185,15 +185,16 @@ impl Session {
         self.shared.metrics.count_frames(FrameType::DelMsgAnswer, dels);
     }
 
-    /// Reads all that waits in the socket, for the read barrier; bytes that the peer sends meanwhile can wait. After a
-    /// stall of this process the peer may have more to send than the socket holds. Then it is read for as long as it
-    /// sends, but no longer than the process counts as waking. (After the ticker has ended, every moment counts as
-    /// waking.)
+    /// Reads all bytes that wait in the socket, and confirms this to the read barrier, which asks for it shortly before
+    /// a tick expires. Bytes that arrive later need not be read. After a stall of this process, the peer may have more
+    /// to send than the socket can hold. Then this function reads until the peer pauses, but only while the process
+    /// counts as waking: for a second after a stall. It also stops after [`WAKING_TIME`], because the process always
+    /// counts as waking after the ticker has ended.
     pub(super) async fn read_waiting(&mut self) {
         let clock = Arc::clone(&self.shared.clock);
         let (mut spent, mut last) = (Duration::ZERO, clock.now());
         while self.read_socket().await >= READ_SIZE && clock.is_waking() && spent < WAKING_TIME {
-            // In another stall the peer had no time to send.
+            // Another stall counts only in part, because the peer could not send during it.
             let now = clock.now();
             spent += now.saturating_duration_since(last).min(SHORTEST_STALL);
             last = now;
@@ -202,7 +203,8 @@ impl Session {
         self.barrier.confirm_read();
     }
 
-    /// Reads as much as the socket can hold, if so much waits; returns how much it was.
+    /// Reads until no bytes wait in the socket, but at most as many bytes as the socket can hold. Returns how many it
+    /// read.
     async fn read_socket(&mut self) -> usize {
         let all = self.stream.most_unread();
         let mut most = all;

@@ -27,11 +27,11 @@ use crate::protocol::Codec;
 use crate::protocol::frame::{Body, Frame, FrameType, GoAwayReason, MAX_GREETING_LENGTH};
 use crate::ticker::read_barrier::Member;
 
-/// A connection that is not read from because too much waits for the store checks this often whether the store is up:
-/// no other event may come for as long as the store is unreachable.
+/// How often a connection without room for requests checks whether the store is up. While the store is unreachable, no
+/// other event may wake the session.
 const STORE_CHECK: Duration = Duration::from_millis(100);
 
-/// How long the peer may take to read what is queued at the end.
+/// How long the peer may take to read the last queued bytes when the connection closes.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(super) struct Session {
@@ -41,32 +41,33 @@ pub(super) struct Session {
     pub(super) barrier: Member,
     pub(super) state: State,
     pub(super) keep_alive: KeepAlive,
-    /// Fires at the latest when `keep_alive` must be checked.
+    /// Fires no later than the next check of `keep_alive`.
     timer: Pin<Box<Sleep>>,
     /// Submits adds and dels to the rings.
     pub(super) requester: Requester,
     pub(super) pending: PendingRequests,
-    /// Adds and dels that were completed later; empty again once they are answered.
+    /// Adds and dels that the store completed after the call that submitted them. Empty once they are answered.
     pub(super) completed: RequestBatch,
     pub(super) subscription: Option<(u32, Subscription)>,
     /// Whether a Subscribe waits for the store.
     pub(super) is_subscribing: bool,
-    /// Deletes groups one after the other, since others wait meanwhile; closed at the end of the connection.
+    /// Limits this connection to one group deletion at a time, because other connections may wait for a deletion.
+    /// Closed when the connection ends, so that waiting deletions do not begin.
     pub(super) group_deletions: Arc<Semaphore>,
-    /// Why the connection ends, sent once all requests before are answered.
+    /// The Error that ends the connection. It is sent after the answers to all earlier requests.
     pub(super) final_error: Option<(u32, Refusal)>,
-    /// Bytes read since others on this thread had their turn.
+    /// Bytes read since the session last yielded to other tasks of its thread.
     pub(super) read_since_yield: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// No Hello has come yet.
+    /// No Hello has been accepted yet.
     Greeting,
     Serving,
-    /// Nothing more is read; requests that wait are answered.
+    /// The session reads no more. It still answers the requests that wait.
     Ended,
-    /// All that is queued is written, then the connection is closed.
+    /// The session writes all queued bytes, then closes the connection.
     Closing,
 }
 
@@ -97,14 +98,15 @@ impl Session {
         }
     }
 
-    /// Serves the peer. Drops `unanswered` once the peer has all that was sent to it.
+    /// Serves the peer until the connection ends. Drops `unanswered` once all queued bytes are written.
     pub(super) async fn run(mut self, unanswered: TaskTrackerToken) {
         self.change_phase();
         while !self.is_over() {
             self.step().await;
         }
         drop(self.subscription.take());
-        // Nothing more is read: the ticker need not wait for the end of the connection.
+        // The session reads no more. So the read barrier, which lets sessions read before a tick expires, must not wait
+        // for it.
         drop(self.barrier);
         self.group_deletions.close();
         if self.pending.is_waiting() {
@@ -117,7 +119,7 @@ impl Session {
     pub(super) fn is_over(&self) -> bool {
         match self.state {
             State::Closing => true,
-            // Requests that wait are carried out all the same.
+            // After a failed write, no answer can be sent. `run` still completes the requests that wait.
             State::Ended => {
                 self.stream.write_failed
                     || !self.pending.is_waiting() && self.final_error.is_none() && self.stream.is_flushed()
@@ -138,7 +140,7 @@ impl Session {
         self.pending.has_room(MAX_REQUESTS, || self.shared.store.is_up())
     }
 
-    /// Handles the next event. Mostly the socket is ready at once.
+    /// Handles the next event. In most calls the socket is ready at once.
     async fn step(&mut self) {
         if !self.pending.is_waiting()
             && let Some((correlation, refusal)) = self.final_error.take()
@@ -150,7 +152,7 @@ impl Session {
         }
         let reading = self.may_read();
         if !reading {
-            // A peer that is not read from cannot be judged silent.
+            // While the session does not read, it cannot tell whether the peer is silent.
             self.keep_alive.received(self.shared.clock.stall_aware_now());
         }
         self.set_timer();
@@ -166,7 +168,7 @@ impl Session {
             changed = self.phase.changed(), if self.is_listening() => match changed {
                 Ok(()) if *self.phase.borrow() != Phase::Closed => self.change_phase(),
                 _ => {
-                    // Requests that have arrived are still answered.
+                    // Requests that wait in the socket are still answered.
                     self.read_waiting().await;
                     if self.is_listening() {
                         self.end();
@@ -177,8 +179,8 @@ impl Session {
         }
     }
 
-    /// Sets the timer, if it would fire too late. One that fires too early finds nothing to do, which costs less than
-    /// setting it after every frame.
+    /// Sets the timer again if it would fire too late. A timer that fires too early has no effect, and costs less than
+    /// setting the timer after every frame.
     fn set_timer(&mut self) {
         let next_check = self.keep_alive.next_check(self.stream.is_flushed());
         let mut wait = next_check.saturating_duration_since(self.shared.clock.stall_aware_now());
@@ -215,7 +217,7 @@ impl Session {
         self.stream.write(|codec, out| codec.encode_delivery(correlation, delivery, out));
     }
 
-    /// Must be called before bytes are queued: from now on, the peer is expected to read them.
+    /// Starts the timeout of a slow reader if no bytes are queued. Must be called before bytes are queued.
     pub(super) fn before_write(&mut self) {
         if self.stream.is_flushed() {
             self.keep_alive.sent(self.shared.clock.stall_aware_now());
@@ -235,14 +237,15 @@ impl Session {
         }
     }
 
-    /// Ends reading and delivery; requests that wait are answered.
+    /// Stops reading and delivery. The session still answers the requests that wait.
     pub(super) fn end(&mut self) {
         self.state = State::Ended;
         self.subscription = None;
     }
 }
 
-/// The next batch for a subscriber. `None` if it gets no more; never resolves without a subscription.
+/// Waits for the next batch of the subscription. Returns `None` if no more batches come. Without a subscription, never
+/// resolves.
 async fn next_batch(subscription: &mut Option<(u32, Subscription)>) -> Option<(u32, Delivered)> {
     let Some((correlation, subscription)) = subscription else { return std::future::pending().await };
     let delivery = subscription.next().await?;

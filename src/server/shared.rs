@@ -29,9 +29,10 @@ pub struct ServerOptions {
     pub max_connections: usize,
     /// The time within which a connection must send Hello.
     pub hello_timeout: Duration,
-    /// A peer that is silent for this time is pinged; after twice the time its connection is closed.
+    /// How long a peer may be silent before it is pinged. After twice this time its connection is closed.
     pub ping_interval: Duration,
-    /// With more bytes queued, a connection is not read from and gets no batches.
+    /// How many bytes may be queued for a connection before the session stops reading. At half of this number it stops
+    /// sending batches.
     pub max_queued_bytes: usize,
 }
 
@@ -39,11 +40,11 @@ pub struct ServerOptions {
 #[expect(missing_docs, reason = "each is described by its type")]
 pub struct Shared {
     pub options: ServerOptions,
-    /// A permit for each connection that may still be accepted, of at most `options.max_connections`.
+    /// The permits for further connections: `options.max_connections` without an open connection.
     pub free_connections: Arc<Semaphore>,
-    /// Without one, clients need no token.
+    /// The token that clients must present. With `None`, clients need no token.
     pub token: Option<Token>,
-    /// The certificate of the TCP listener; without one the listener does not speak TLS.
+    /// The certificate of the TCP listener. With `None`, the listener does not speak TLS.
     pub certificate: Option<Certificate>,
     pub store: Arc<dyn Store>,
     /// The rings of `store`.
@@ -58,8 +59,8 @@ pub struct Shared {
 pub enum Listener {
     /// A TCP address.
     Tcp(TcpListener),
-    /// A Unix socket. Its file is removed before the listener closes: until then no other sidecar replaces the file,
-    /// and no other file has its inode.
+    /// A Unix socket. The fields are dropped in this order, so the file is removed before the listener closes. While
+    /// the listener is open, no other sidecar replaces the file, and no other file can get its inode.
     Unix(SocketFile, UnixListener),
 }
 

@@ -1,4 +1,4 @@
-//! The file of a Unix socket: it is made and removed so that no file of another process is lost.
+//! Creates and removes the file of a Unix socket, without removing the file of another process.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -10,7 +10,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-/// The file of a Unix socket; dropping it removes the file, unless another process has put its own in that place.
+/// The file of a Unix socket. Dropping this value removes the file, unless another process has replaced it.
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
@@ -19,13 +19,13 @@ pub struct SocketFile {
 }
 
 impl SocketFile {
-    /// Listens on a socket of this path. A socket without a listener, as a killed sidecar leaves it, is replaced.
+    /// Listens on a Unix socket at `path`. Replaces a socket file without a listener, which a killed sidecar leaves.
     ///
     /// # Errors
     ///
-    /// When another process listens there, the path is another file, or the folder cannot be written.
+    /// If another process listens at `path`, if `path` is not a socket, or if its folder cannot be written.
     pub async fn listen(path: &Path) -> io::Result<(SocketFile, UnixListener)> {
-        // Of two sidecars that start at the same time, the second must not remove the socket of the first.
+        // If two sidecars start at the same time, the second must not remove the socket of the first.
         let _locked = lock_folder_of(path).await;
         if let Ok(found) = fs::symlink_metadata(path) {
             if !found.file_type().is_socket() {
@@ -64,7 +64,8 @@ impl Drop for SocketFile {
     }
 }
 
-/// Locks the folder of a file, until the value is dropped. If it cannot be locked within a second, it is not.
+/// Locks the folder of a file until the returned value is dropped. Returns `None` if the folder cannot be locked within
+/// a second.
 async fn lock_folder_of(path: &Path) -> Option<File> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let folder = File::open(folder).ok()?;

@@ -1,7 +1,9 @@
-//! A value made of files, such as a token or a certificate, that is made again when the content of a file changes.
+//! Keeps a value that is made from files, such as a token or a certificate. Makes the value again when the content of a
+//! file changes.
 //!
-//! The files are read every second and compared by content: `cp -p`, rsync and mounted volumes keep the time of
-//! modification. They are read on the blocking pool, so that a file system that hangs stops no user of the value.
+//! The files are read every second and compared by content, because `cp -p`, rsync and mounted volumes may keep the
+//! modification time. Tokio's blocking pool reads them, so that a hanging file system does not block users of the
+//! value.
 
 use std::fmt;
 use std::fs::File;
@@ -21,24 +23,24 @@ use tracing::{info, warn};
 /// How often the files are read.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Changed content is used if it is still the same after this time: a file may be in the middle of being written.
+/// How long changed content must stay the same before it is used: another process may still be writing the file.
 const SETTLE_TIME: Duration = Duration::from_millis(50);
 
-/// Reading that takes longer is logged.
+/// How long reading may take before a warning is logged.
 const SLOW: Duration = Duration::from_secs(5);
 
-/// The longest file that is read, in bytes.
+/// The maximum length of a file, in bytes.
 const MAX_LENGTH: u64 = 1024 * 1024;
 
-/// A value that is made of files, as the last usable content of the files makes it.
+/// A value made from the last usable content of its files.
 pub(super) struct WatchedFiles<T> {
     make: fn(&[FileContent]) -> io::Result<T>,
     current: RwLock<Arc<Made<T>>>,
-    /// Why newer content cannot be used.
+    /// The reason why the newest content cannot be used.
     error: Mutex<Option<String>>,
 }
 
-/// A value, and the files that it was made of.
+/// A value, and the files from which it was made.
 pub(super) struct Made<T> {
     files: Vec<FileContent>,
     pub(super) value: T,
@@ -62,13 +64,13 @@ impl<T: Send + Sync + 'static> WatchedFiles<T> {
         Ok(WatchedFiles { make, current: RwLock::new(Arc::new(current)), error: Mutex::default() })
     }
 
-    /// The value, as it was made last. Never waits for a file.
+    /// Returns the value that was made last. Never waits for a file.
     pub(super) fn current(&self) -> Arc<Made<T>> {
         Arc::clone(&self.current.read())
     }
 
-    /// Checks the files after a pause. Logs changes of `what`, and the `remedy` if they cannot be used. Returns whether
-    /// the value is new.
+    /// Checks the files after a pause. Logs each change of `what`, with the `remedy` if the new content cannot be used.
+    /// Returns whether the value is new.
     pub(super) async fn next_check(&self, what: &str, remedy: &str) -> bool {
         sleep(INTERVAL).await;
         let checked = self.check().await;
@@ -80,7 +82,8 @@ impl<T: Send + Sync + 'static> WatchedFiles<T> {
         checked.unwrap_or(false)
     }
 
-    /// Returns whether the value was made of new content, or why new content cannot be used: each reason once.
+    /// Reads the files, and makes the value again if their content has changed. Returns whether the value is new.
+    /// Returns an error once; while the same error lasts, returns `false`.
     pub(super) async fn check(&self) -> io::Result<bool> {
         let (current, make) = (self.current(), self.make);
         let mut reading = tokio::task::spawn_blocking(move || current.read_again(make));
@@ -110,7 +113,8 @@ impl<T: Send + Sync + 'static> WatchedFiles<T> {
 }
 
 impl<T> Made<T> {
-    /// The value of the files as they are now, if their content is new and not in the middle of being written.
+    /// Makes the value from the present content of the files. Returns `None` if the content is unchanged, or is still
+    /// being written.
     fn read_again(&self, make: fn(&[FileContent]) -> io::Result<T>) -> io::Result<Option<Made<T>>> {
         let paths = || self.files.iter().map(|file| &file.path);
         let read = || paths().map(|path| FileContent::read_again(path)).collect::<io::Result<Vec<_>>>();
@@ -141,13 +145,13 @@ impl fmt::Debug for FileContent {
 }
 
 impl FileContent {
-    /// Reads a file of at most 1 MiB that is not in UTF-16. Waits if it is a pipe without a writer. An error names the
-    /// file.
+    /// Reads a file. Refuses files of more than 1 MiB and files in UTF-16. If the path is a pipe, waits for its writer.
+    /// An error names the file.
     pub(super) fn read(path: &Path) -> io::Result<FileContent> {
         FileContent::of(path, File::open(path))
     }
 
-    /// Reads a file that existed before. Does not wait for the writer of a pipe.
+    /// Reads a file again. Refuses a pipe, so that it never waits for a writer.
     fn read_again(path: &Path) -> io::Result<FileContent> {
         let flags = OFlags::NONBLOCK.bits().cast_signed();
         let file = File::options().read(true).custom_flags(flags).open(path);
@@ -174,7 +178,7 @@ impl FileContent {
         Ok(content)
     }
 
-    /// An error that names the file and the fault.
+    /// Returns an error that names the file and the fault.
     pub(super) fn error(&self, why: &dyn fmt::Display) -> io::Error {
         invalid(&format!("{}: {why}", self.path.display()))
     }
