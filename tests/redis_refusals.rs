@@ -84,7 +84,7 @@ fn a_redis_without_memory_takes_no_adds_and_everything_else_goes_on() {
     sidecar.connect().subscribed("default");
     redis.command::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
     sidecar.connect().ask(&frames::add(&[200], 10, 1)).added();
-    for said in ["new messages are refused, and nobody watches", "Redis has memory again"] {
+    for said in ["new messages are refused and not tracked", "Redis has memory again"] {
         sidecar.log().line(said).expect("it is said");
         let log = sidecar.log().text();
         assert_eq!(log.matches(said).count(), 1, "{said}: {log}");
@@ -113,7 +113,10 @@ fn a_command_denied_to_a_script_is_reported_while_it_is_denied_and_the_rest_goes
     }
     redis.command::<()>(&["ACL", "SETUSER", "default", "-xinfo"]);
     assert_eq!((sidecar.metrics().count("store_up"), sidecar.is_ready()), (1, true), "Redis is there");
-    sidecar.log().line("does not say how its rings are").unwrap_or_else(|| panic!("{}", sidecar.log().text()));
+    sidecar
+        .log()
+        .line("does not report the state of its rings")
+        .unwrap_or_else(|| panic!("{}", sidecar.log().text()));
 }
 
 #[test]

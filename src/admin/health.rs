@@ -57,7 +57,7 @@ impl Health {
         let refusals = statuses.iter().filter_map(|status| status.as_ref().err());
         match refusals.chain(backlogs.iter().filter_map(|backlog| backlog.as_ref().err())).next() {
             Some(refusal) if self.shared.store.is_up() => {
-                warn!(%refusal, "the store does not say how its rings are; their gauges are 0: look at the store");
+                warn!(%refusal, "the store does not report the state of its rings; their gauges are 0: look at the store");
             }
             Some(refusal) => debug!(%refusal, "the store is unreachable; gauges of its rings are 0"),
             None => {}

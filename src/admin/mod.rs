@@ -101,7 +101,7 @@ async fn metrics(State(health): State<Arc<Health>>) -> Answer {
         text(&of)
     });
     fresh.await.unwrap_or_else(|| {
-        warn!("the store did not say within {ANSWER_TIMEOUT:?} how its rings are; their gauges are 0: look at the store");
+        warn!("the store did not report the state of its rings within {ANSWER_TIMEOUT:?}; their gauges are 0: look at the store");
         // The store does not answer, so its gauges are set to 0, without a lock of the delivery.
         health.set_metrics(&[], &Backlog::default(), &[]);
         text(&health)

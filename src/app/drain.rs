@@ -100,7 +100,7 @@ async fn drain_ring(parts: &RingParts, ticker: &TickerHandle, clock: &Clock, dea
         Ok(Ok(DrainOutcome::Published)) => {}
         Ok(Err(refusal)) => warn!(
             %refusal,
-            "the store refused to drain a ring: look at the store; other sidecars go on with what Redis has"
+            "the store refused to drain a ring: look at the store; other sidecars continue with the messages in Redis"
         ),
         Err(_) => error!(
             "a ring could not be drained in time: in Redis it stays, but in memory the messages in flight end \

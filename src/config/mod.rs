@@ -208,7 +208,7 @@ impl Config {
             if !insecure {
                 return Err(ConfigError(format!(
                     "--listen {listen} lets anyone on the network add and acknowledge messages: give --token-file \
-                     or --tls-cert, or listen on 127.0.0.1, or say --insecure if the network is yours alone"
+                     or --tls-cert, or listen on 127.0.0.1, or give --insecure if you trust everyone on the network"
                 )));
             }
             self.warnings.push(format!(

@@ -62,7 +62,7 @@ metrics! {
         latencies("timeout_lateness_seconds",
             "Time from the end of a message's deadline tick to its publication in a batch.");
     pointer_tick: IntGauge = gauge("pointer_tick", "The tick at the pointer: the next one to expire.");
-    pointer_lag: Gauge = gauge("pointer_lag_seconds", "How long the pointer is behind its time.");
+    pointer_lag: Gauge = gauge("pointer_lag_seconds", "How long after its due time the pointer moves.");
     shifted_ticks: IntCounter = counter("shifted_ticks_total", "Ticks by which stalls shifted every deadline.");
     stalls: IntCounter = counter("stalls_total", "Times that the process stalled for 150 ms or more.");
     expiry_behind_ticks: IntCounter =

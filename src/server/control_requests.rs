@@ -132,7 +132,7 @@ impl Session {
 
     fn subscribe(&mut self, correlation: u32, request: &Subscribe) -> Result<(), Refusal> {
         if self.subscription.is_some() || self.is_subscribing {
-            let text = "this connection has its subscription: open another connection for another one";
+            let text = "this connection already has a subscription: open another connection for a second one";
             return Err(Refusal::new(Reason::AlreadySubscribed, text));
         }
         if !(1..=MAX_CREDIT).contains(&request.credit) {

@@ -22,7 +22,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 const LIMITS: [(Reason, &str); 3] = [
     (
         Reason::MaxInFlight,
-        "max-in-flight reached: rejecting adds, and nobody watches the messages in them; raise --max-in-flight, or \
+        "max-in-flight reached: rejecting adds, so their messages are not tracked; raise --max-in-flight, or \
          find out why messages are not acknowledged",
     ),
     (

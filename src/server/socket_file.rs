@@ -58,7 +58,7 @@ impl Drop for SocketFile {
             warn!(
                 %error,
                 %path,
-                "the socket could not be removed: look at the permissions of its folder; a sidecar that may do so replaces it"
+                "the socket could not be removed: look at the permissions of its folder; the next sidecar with permission replaces it"
             );
         }
     }

@@ -201,7 +201,7 @@ impl Driver {
                 if !mem::replace(&mut self.is_out_of_memory, true) {
                     error!(
                         cause = fault.text,
-                        "Redis has no memory left: new messages are refused, and refused messages are not tracked; raise its \
+                        "Redis has no memory left: new messages are refused and not tracked; raise its \
                          maxmemory, or lower --max-in-flight"
                     );
                 }
