@@ -126,7 +126,7 @@ fn draw_notes(text: &mut String, report: &StatusReport) -> fmt::Result {
         writeln!(text, "! this sidecar may not move the pointer of {count} of {all_rings}:\n  {why}")?;
     }
     draw_storms(text, report)?;
-    let old = format!("groups with batches older than {limit}");
+    let old = format!("batches older than {limit}");
     note(text, &old, waiting, &all_groups, "; does a subscriber acknowledge?")?;
     note(text, "groups with batches and no subscriber", deserted, &all_groups, "")?;
     if text.len() == begin {
@@ -423,7 +423,7 @@ mod tests {
         let groups =
             vec![group("default", 0, 0.0), group(&long, 1_000_000_000, 86_400.0), group("audit", 4, 60.0)];
         let text = drawn(&report(vec![ring(0, Some("a"), vec![0])], groups.clone()), None);
-        assert!(text.contains("\n! groups with batches older than 1m: 1 of 3 groups; "), "{text}");
+        assert!(text.contains("\n! batches older than 1m: 1 of 3 groups; "), "{text}");
         assert!(text.contains(&format!("\n! {long}\n!   ")), "{text}");
         assert!(text.contains(" 1,000,000,000             3     24h\n"), "{text}");
         assert!(text.contains("      0             3       -\n"), "without a batch there is no oldest: {text}");
