@@ -144,7 +144,7 @@ async fn status(State(health): State<Arc<Health>>) -> Answer {
 /// requests to this sidecar. The hashes are those of the script and the style. If the page has changed,
 /// `tests/admin.rs` prints the new hashes.
 const POLICY: &str = "default-src 'none'; \
-    script-src 'sha256-9DSWqPPSlyIuBIBHKlrZOQ7GtBvtgwP1c6Gd3+B3tN0='; \
+    script-src 'sha256-RnQh4Rejk3jNBxEGrk+TELHG3TawozFRJtJgGSvoyGo='; \
     style-src 'sha256-Jw2sqZCH2zjfq7gjQk/TDJ3v/tBDSIgeeFGoS+OhCh4='; \
     img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
