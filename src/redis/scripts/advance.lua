@@ -26,11 +26,11 @@
 -- Replies:
 --   {'moved', ms until the next move is due, ms by which this move was late, 1 if this call moved the pointer, number
 --     of lost messages}: the third value is 0 if an earlier call moved the pointer
---   {'wait', ms}: the move is due in so many ms
---   {'missing', number}: so many messages count in `in_flight` and are in no list, because Redis has lost lists
+--   {'wait', ms until the move is due}
+--   {'missing', number of messages that count in `in_flight` and are in no list}: Redis has lost lists
 --   {'busy'}: some frozen ticks must be published first
---   {'held', number}: so many sidecars still hold Acks of an outage
---   {'delayed', ms}: Redis stalled for so long, or its clock was set; Acks may wait in sidecars, so the pointer stays
+--   {'held', number of sidecars that still hold Acks of an outage}
+--   {'delayed', ms of the delay}: Redis stalled, or its clock was set. Acks may wait in sidecars, so the pointer stays
 --   {'deposed', 'holder'}: the caller does not hold the lease
 --   {'deposed', 'epoch'}: the caller's epoch is not the current one
 --   {'elsewhere', pointer}: the pointer is neither at D nor at D + 1

@@ -12,7 +12,7 @@
 -- ARGV[2] name of the sidecar
 -- ARGV[3] maximum number of batches that are released in one group
 -- ARGV[4], ARGV[6].. name of each group that has subscribers at the sidecar
--- ARGV[5], ARGV[7].. kind of the group before: `e` ephemeral, `-` not
+-- ARGV[5], ARGV[7].. kind of that group: `e` ephemeral, `-` not
 -- Reply {'announced', number of groups that Redis had lost and that were created again}
 local sidecar, most = ARGV[2], tonumber(ARGV[3])
 write_without_memory()

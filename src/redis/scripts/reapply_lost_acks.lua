@@ -9,7 +9,7 @@
 -- ARGV[1] generation of the connection, which refuse_stale_connection.lua has compared
 -- ARGV[2] one letter for each Ack: `k` the message was acknowledged, `w` it was withdrawn
 -- ARGV[3], ARGV[5].. the name of each message
--- ARGV[4], ARGV[6].. the time in ms at which the message before was added
+-- ARGV[4], ARGV[6].. the time in ms at which that message was added
 -- Reply {'reapplied', number of messages removed from flight}
 local pointer, lists, in_flight = numbers(KEYS[1], 'pointer', 'lists', 'in_flight')
 local names = {}

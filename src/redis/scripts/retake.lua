@@ -12,7 +12,7 @@
 -- ARGV[2] name of the sidecar
 -- ARGV[3] name of the group
 -- ARGV[4], ARGV[6].. id of each batch
--- ARGV[5], ARGV[7].. epoch of the batch before
+-- ARGV[5], ARGV[7].. epoch of that batch
 -- Replies:
 --   {'taken', batch...}: a batch is {id, delivery count, epoch, added, acked, storm, last, ms since its tick expired,
 --     messages}. `added` and `acked` count messages of the whole tick, `storm` is 1 if unusually many of them timed

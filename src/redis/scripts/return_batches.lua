@@ -11,7 +11,7 @@
 -- ARGV[2] name of the sidecar
 -- ARGV[3] name of the group
 -- ARGV[4], ARGV[6].. id of each batch
--- ARGV[5], ARGV[7].. epoch of the batch before; empty for any epoch
+-- ARGV[5], ARGV[7].. epoch of that batch; empty for any epoch
 -- Reply {'returned', number of batches returned}: skips a batch that the sidecar does not hold or that has another
 -- epoch
 local sidecar, group, ids = ARGV[2], ARGV[3], {}

@@ -11,7 +11,7 @@
 -- ARGV[1] generation of the connection, which refuse_stale_connection.lua has compared
 -- ARGV[2] name of the group
 -- ARGV[3], ARGV[5].. id of each batch
--- ARGV[4], ARGV[6].. epoch of the batch before
+-- ARGV[4], ARGV[6].. epoch of that batch
 -- Reply {'settled', number of batches settled by this call}: skips a batch that is already settled or has another epoch
 local group, settled = ARGV[2], 0
 if not is_known(group) then return {'settled', 0} end
