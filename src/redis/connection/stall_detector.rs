@@ -33,7 +33,8 @@ struct State {
     /// Used only while a request waits for its answer.
     since: Option<Instant>,
     answers: u64,
-    /// Number of probes sent, and number of the last answered probe. A probe is a request only for this detector.
+    /// Number of probes sent, and number of the last answered probe. A probe is a script without effect that is sent
+    /// while an answer is late.
     probes: [u64; 2],
     /// The last two round trips.
     round_trips: [Duration; 2],
