@@ -1,10 +1,10 @@
 //! Limits how many messages a link sends to Redis at once, based on how long the answers take. A *link* connects a
 //! sidecar to the Redis of one ring.
 //!
-//! Redis serves its connections in turns. One turn takes longer, the more scripts all links of all sidecars have in
-//! flight, and no link knows of the others. So each link has a congestion window, as in TCP: it sends fewer messages if
-//! its answers take long, and more otherwise. With this limit, a thousand links do not overload Redis, and a single
-//! link can use all of its capacity.
+//! Redis serves its connections in turns. A turn takes longer if all links of all sidecars together have more scripts
+//! in flight. No link knows of the other links. So each link has a congestion window, as in TCP: it sends fewer
+//! messages if its answers take long, and more otherwise. With this limit, a thousand links do not overload Redis, and
+//! a single link can use all of its capacity.
 
 use std::time::{Duration, Instant};
 

@@ -62,7 +62,7 @@ struct Driver {
     link: Arc<Link>,
     sessions: watch::Receiver<LinkState>,
     inbox: Arc<Inbox>,
-    /// The items on their way from the inbox to the queue. Kept only to reuse its memory.
+    /// A buffer for the items that move from the inbox to the queue. It is a field only to reuse its memory.
     items: Vec<Item>,
     queue: Queue,
     /// The part of the metric `held_acks` that this ring has added. While Redis is unreachable, the Acks without an
@@ -224,8 +224,9 @@ impl Driver {
             }
             Err(fault) => return Err(fault),
         }
-        // Redis did not apply this chunk. So it also refuses the later chunks in flight, because their numbers do not
-        // follow. The messages of all these chunks are queued again, in order, except refused ones.
+        // Redis has not recorded the number of this chunk. So it does not apply the later chunks in flight either.
+        // Their messages are queued again, in order. The messages of this chunk are queued too, unless the chunk was
+        // refused above.
         let chunks = scripts.in_flight.drain(..).map(|(chunk, _)| chunk).collect();
         self.queue.send_again(chunks, refusal.as_ref());
         if let Some(refusal) = refusal {

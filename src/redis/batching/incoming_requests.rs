@@ -56,9 +56,9 @@ impl Frame {
         self.operation.is_add()
     }
 
-    /// Answers the frame with the outcomes of its messages. `letters` are the outcomes that are not yet in the field
-    /// `letters`. `latencies` are the times that acknowledged messages were in flight. Returns the waker of the
-    /// connection, which the caller must wake.
+    /// Answers the frame with the outcomes of its messages. The parameter `letters` has the outcomes that are not yet
+    /// in the field `letters`. `latencies` are the times that acknowledged messages were in flight. Returns the waker
+    /// of the connection, which the caller must wake.
     pub(crate) fn complete(mut self, letters: &[u8], latencies: impl Iterator<Item = Duration>) -> Option<Waker> {
         let outcomes = self.letters.iter().chain(letters).map(|letter| outcome(*letter));
         self.completions.take()?.put(|batch| {
@@ -67,7 +67,7 @@ impl Frame {
         })
     }
 
-    /// Records the times that acknowledged messages were in flight. For a frame that is not yet complete.
+    /// Records `latencies`, the times that acknowledged messages were in flight, for a frame that is not yet complete.
     pub(crate) fn record_latencies(&self, latencies: impl Iterator<Item = Duration>) {
         if let Some(completions) = &self.completions {
             completions.record(|batch| latencies.for_each(|latency| batch.ack_latency.record(latency, 1)));
@@ -154,8 +154,8 @@ impl Inbox {
         (state.messages, state.is_urgent) = (0, false);
     }
 
-    /// Returns ready if at least `enough` messages wait, or if an item is urgent. Never ready without items. Otherwise
-    /// wakes the task later.
+    /// Returns ready if an item is urgent, or if there are items with at least `enough` messages together. Otherwise
+    /// wakes the task as soon as this is true.
     pub(crate) fn poll(&self, context: &mut Context<'_>, enough: usize) -> Poll<()> {
         let mut state = self.0.lock();
         state.enough = enough;

@@ -79,7 +79,7 @@ impl Fault {
         Fault { kind, text: text.into() }
     }
 
-    /// Returns the error and its remedy. For a fault that makes Redis unusable for this sidecar.
+    /// Returns the text of the fault, and a remedy. The remedy assumes that this sidecar cannot use Redis at all.
     pub(crate) fn with_remedy(&self) -> String {
         let remedy = match self.kind {
             FaultKind::ReadOnly => "it is a read-only replica: name its primary",

@@ -55,8 +55,8 @@ pub(crate) struct Session {
     pub(crate) chunk: u64,
     /// The answers to the last two chunks that Redis had applied, each with the generation and the number of its chunk.
     pub(crate) answers: [String; 2],
-    /// Whether the pointer waits until this sidecar has applied Acks: the sidecar held them when the session began, or
-    /// Redis lost them.
+    /// Whether the pointer (the tick that expires next) waits until this sidecar has applied some Acks: the sidecar
+    /// held them when the session began, or Redis lost them.
     pub(crate) is_awaited: bool,
     pub(crate) confirmation: Mutex<Confirmation>,
     /// Number of requests in a row that timed out.

@@ -2,8 +2,9 @@
 //!
 //! A *chunk* is the group of adds and dels that one script applies. Chunks are numbered, and Redis keeps the number of
 //! the last applied chunk. Each new session with Redis reads this number. If it is lower than the number of the last
-//! answered chunk, Redis has lost the chunks in between. Then the pointer waits until this sidecar has applied the lost
-//! Acks again. The pointer also waits for Acks that this sidecar held while it had no session.
+//! answered chunk, Redis has lost the chunks in between. Then the pointer, which is the tick that expires next, waits
+//! until this sidecar has applied the lost Acks again. The pointer also waits for Acks that this sidecar held while it
+//! had no session.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -60,8 +61,8 @@ pub(crate) struct AnsweredChunks {
 }
 
 impl AnsweredChunks {
-    /// Records an answered chunk: its Acks, and the number of messages that it added. Removes chunks that are too old
-    /// or too many.
+    /// Records an answered chunk: its Acks, and the number of messages that it added. Removes the oldest chunks if they
+    /// are too old, or if there are too many Acks.
     pub(crate) fn push(&mut self, number: u64, answered_at: Instant, added: u64, acks: Vec<Ack>) {
         self.acks += acks.len();
         self.chunks.push_back(AnsweredChunk { number, answered_at, added, acks });

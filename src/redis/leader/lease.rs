@@ -1,6 +1,7 @@
 //! Implements the lease of a ring in Redis: a key that expires, with the token of the leader. The sidecar that holds
-//! the lease leads the ring, that is, moves its pointer. Each election begins a new *epoch*, a number that only grows.
-//! [`Candidate`] decides when to poll the lease, and [`Leaderships`] distributes several rings over the sidecars.
+//! the lease leads the ring, that is, moves its pointer, the tick that expires next. Each election begins a new
+//! *epoch*, a number that only grows. [`Candidate`] decides when to poll the lease, and [`Leaderships`] distributes
+//! several rings over the sidecars.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -83,8 +84,8 @@ impl Lease for RedisLease {
         let mut renew_at = now + options.lease / 3;
         if self.leaderships.are_shared() && !may_hand_over {
             // The sidecar cannot hand the ring over now, but perhaps soon after the next move of the pointer. So it
-            // renews its lease then. Otherwise a renewal may always come when no hand-over is possible: if a lease
-            // lasts three ticks, renewals come at the same point of each tick.
+            // renews its lease then. Otherwise a hand-over may never be possible at a renewal: if a lease lasts three
+            // ticks, all renewals come at the same point of a tick.
             renew_at = renew_at.min(term.next.at.max(now) + options.wheel.tick_length() / 16);
         }
         Ok(Leadership::Leads { epoch: term.epoch, renew_at: Some(renew_at) })
@@ -119,8 +120,8 @@ impl RedisLease {
         self.on_lease_free.read().iter().for_each(|listener| listener());
     }
 
-    /// Returns whether another sidecar could take over without a loss of knowledge. This is false if this sidecar knows
-    /// of a recent stall or outage of Redis, because the other sidecar may not know of it and would not wait for Acks.
+    /// Returns whether this sidecar may hand the ring over at `now`. It may not if it knows of a recent stall or outage
+    /// of Redis: the next leader may not know of it, and would not wait for Acks.
     fn can_hand_over(&self, now: Instant) -> bool {
         let link @ Link { options, term: current, .. } = &*self.link;
         let (Some(term), Ok(session)) = (current.get(), link.session()) else { return false };

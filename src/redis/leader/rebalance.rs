@@ -70,7 +70,7 @@ impl Leaderships {
         self.terms.len() > 1
     }
 
-    /// Returns the number of rings that this sidecar leads.
+    /// Returns the number of rings that this sidecar leads at `now`.
     pub(crate) fn count(&self, now: Instant) -> u64 {
         self.terms.iter().map(|term| u64::from(term.lasting(now).is_some())).sum()
     }

@@ -1,5 +1,6 @@
-//! Defines the *term* of a leader: the data that a sidecar has while it leads a ring. The leader moves the *pointer* of
-//! the ring by one tick per move. The term has the epoch, the end of the lease, and the time of the next move.
+//! Defines the *term* of a leader: the data that a sidecar has while it leads a ring. The *pointer* of the ring is the
+//! tick that expires next. The leader moves the pointer by one tick per move. The term has the epoch, the end of the
+//! lease, and the time of the next move.
 
 use std::time::{Duration, Instant};
 
@@ -59,9 +60,9 @@ impl Term {
         (self.next.at, self.is_aware) = (at, true);
     }
 
-    /// Records a move of the pointer. `next` is the move after it. The caller must report
-    /// [`shifted_ticks`](Term::shifted_ticks) before. This function subtracts those whole ticks from the shift, and
-    /// keeps the rest for later moves.
+    /// Records a move of the pointer. `next` is the move after it. The caller must read
+    /// [`shifted_ticks`](Term::shifted_ticks) before, because this function subtracts those ticks from the shift. The
+    /// rest of the shift, below one tick, counts for later moves.
     pub(crate) fn moved(&mut self, next: NextMove, wheel: Wheel) {
         (self.pointer, self.next, self.is_aware) = (self.pointer.plus(1), next, false);
         self.shifted -= wheel.ticks(self.shifted_ticks(wheel));
@@ -76,8 +77,8 @@ impl Term {
         if self.is_busy { timeout / 16 } else { timeout }
     }
 
-    /// Returns whether another sidecar could take over at `now` without a loss of knowledge. This is false if this
-    /// leader has put the move off, or already watches Redis before the move.
+    /// Returns whether this leader may hand the ring over at `now`. It may not if it has put the next move off, or
+    /// already watches Redis before the move: the next leader would not know why the pointer should wait.
     pub(crate) fn is_calm(&self, now: Instant, tick_length: Duration) -> bool {
         !self.is_aware && now + WATCH.min(tick_length / 2) < self.next.at
     }
@@ -115,7 +116,7 @@ impl NextMove {
         self.at + self.ahead
     }
 
-    /// Returns the move with both times limited to `certain`.
+    /// Returns the move with `at` and the certain time limited to `certain`.
     pub(crate) fn no_later_than(self, certain: Instant) -> NextMove {
         let at = self.at.min(certain);
         NextMove { at, ahead: self.certain().min(certain) - at }

@@ -1,11 +1,11 @@
--- Takes the lease with SET NX PX under the candidate's token, and begins a new epoch. If another sidecar holds the
--- lease, reports that lease instead. A leader calls this script again if its connection was replaced, or if the answer
--- was lost. Then it gets a new epoch.
+-- Takes the lease with SET NX PX under the candidate's token, and begins a new epoch, a number that grows with each
+-- election. If another sidecar holds the lease, reports that lease instead. A leader calls this script again if its
+-- connection was replaced, or if the answer was lost. Then the leader gets a new epoch.
 --
 -- `due_ms` is the time, in ms by Redis' clock, at which the pointer was due at its tick. Deadlines count from this
 -- time.
 --
--- KEYS[1] meta: the state of the ring
+-- KEYS[1] meta: the state of the ring, with the pointer: the tick that expires next
 -- KEYS[2] link: the state of the caller's connection
 -- KEYS[3] lease: the token of the leader; expires when the lease ends
 -- KEYS[4] candidates: the token of each candidate, the number of rings that it leads, and its name
@@ -15,7 +15,7 @@
 -- ARGV[4] length of the lease in ms
 -- ARGV[5] the pointer that the candidate saw last
 -- ARGV[6] ms for which the candidate has observed this pointer and ARGV[15], by its monotonic clock
--- ARGV[7] 1 if the candidate has no term and has not polled the lease lately on this connection, else 0
+-- ARGV[7] 1 if the candidate did not lead before and has not polled the lease lately on this connection, else 0
 -- ARGV[8] the highest epoch that the candidate has seen
 -- ARGV[9] token of a lease that its holder does not renew: this script deletes that lease; empty if there is none
 -- ARGV[10] number of renewals that the candidate saw of the lease in ARGV[9]; empty if there is none

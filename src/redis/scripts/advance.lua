@@ -2,7 +2,7 @@
 -- messages time out, and its counts become final (`frozen`). Redis' clock or the leader's clock may have been set, so
 -- the script compares both.
 --
--- KEYS[1] meta: the state of the ring
+-- KEYS[1] meta: the state of the ring, with the pointer: the tick that expires next
 -- KEYS[2] link: the state of the caller's connection
 -- KEYS[3] lease: the token of the leader
 -- KEYS[4] ticks: `acked:D`, the number of Acks of an open tick; `frozen:D`, the counts of an expired tick

@@ -2,9 +2,9 @@
 -- chunk is the part of a sidecar's frames that one call applies. A frame may begin in one chunk and continue in the
 -- next.
 --
--- KEYS[1] meta: the state of the ring
+-- KEYS[1] meta: the state of the ring, with the pointer: the tick that expires next
 -- KEYS[2] link: the state of the sidecar's connection, with the last chunk and the last two answers
--- KEYS[3] messages: the name of each message, and its entry: deadline, attempt, time of the add in ms
+-- KEYS[3] messages: the name of each message, and its entry: deadline, number of the attempt, time of the add in ms
 -- KEYS[4] ticks: `acked:T`, the number of Acks of each open tick T
 -- KEYS[5..] the lists: the set of messages of each deadline; deadline T has KEYS[5 + T mod number of lists]
 -- ARGV[1] generation of the connection, which refuse_stale_connection.lua has compared

@@ -1,7 +1,7 @@
 -- Counts the messages in the outbox, and for each group the batches that the group has not acknowledged. Writes
 -- nothing.
 --
--- KEYS[1] meta: the state of the ring
+-- KEYS[1] meta: the state of the ring, with the pointer: the tick that expires next
 -- KEYS[2] outbox: the stream of timeout batches, with a consumer group for each group
 -- KEYS[3] groups: the name of each group, its kind, and the tick since which it has no subscriber
 -- No ARGV

@@ -2,10 +2,10 @@
 -- outbox. A frozen tick has expired and is not yet wholly published.
 --
 -- A batch has the id `tick-seq`. `seq` is the number of the batch within its tick, from 0. The batch also has the
--- caller's epoch. If Redis loses a batch, a leader with another epoch publishes the messages again. So id and epoch
--- together never name two contents.
+-- caller's epoch, a number that grows with each election. If Redis loses a batch, a leader with another epoch publishes
+-- the messages again. So id and epoch together never name two contents.
 --
--- KEYS[1] meta: the state of the ring
+-- KEYS[1] meta: the state of the ring, with the pointer: the tick that expires next
 -- KEYS[2] link: the state of the caller's connection
 -- KEYS[3] lease: the token of the leader
 -- KEYS[4] ticks: `frozen:T`, the counts of each frozen tick T

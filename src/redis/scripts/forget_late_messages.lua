@@ -1,7 +1,7 @@
 -- Deletes the entries of one chunk of timed-out messages, if the pointer passed their tick at least one revolution of
 -- the ring (`slots` ticks) ago. Until then, an Ack of such a message is answered `late`.
 --
--- KEYS[1] meta: the state of the ring
+-- KEYS[1] meta: the state of the ring, with the pointer: the tick that expires next
 -- KEYS[2] link: the state of the caller's connection
 -- KEYS[3] messages: the name and the entry of each message, also of timed-out ones
 -- KEYS[4] late: the chunks, oldest first; each is a tick and the names of messages that timed out in this tick

@@ -1,7 +1,7 @@
 -- Defines the functions of the scripts that work on groups. In front of each of these scripts, Redis gets
 -- `refuse_stale_connection.lua` and then this file. The keys are the same for all these scripts:
 --
--- KEYS[1] meta: the state of the ring
+-- KEYS[1] meta: the state of the ring, with the pointer: the tick that expires next
 -- KEYS[2] link: the state of the caller's connection
 -- KEYS[3] outbox: the stream of timeout batches, with a consumer group for each group
 -- KEYS[4] groups: hash of groups; the value is the kind (`e` ephemeral, `-` not), then the tick since which the group

@@ -1,7 +1,7 @@
 -- Reads the number of the last heartbeat of every sidecar, for the leader. Also repairs lost groups, and lists dead
 -- sidecars whose links are too old. A link is what Redis keeps of a sidecar's connection.
 --
--- KEYS[1] meta: the state of the ring
+-- KEYS[1] meta: the state of the ring, with the pointer: the tick that expires next
 -- KEYS[2] link: the state of the caller's connection
 -- KEYS[3] outbox: the stream of timeout batches, with a consumer group for each group
 -- KEYS[4] groups: the name of each group, its kind, and the tick since which it has no subscriber
@@ -12,8 +12,9 @@
 -- ARGV[2] name of the caller
 -- ARGV[3] ms for which the link of a dead sidecar is kept
 -- ARGV[4] maximum number of old links in the reply
--- Reply {'inspected', groups created again, number n of old links, n names of sidecars, {name of a sidecar, number of
--- its last heartbeat}...}: the list is flat, without inner tables. The groups count since the last call, by all scripts
+-- Reply {'inspected', number of groups created again, number n of old links, n names of sidecars with old links, then
+--   for each sidecar its name and the number of its last heartbeat}: the first number counts the groups that any script
+--   has created again since the last call
 write_without_memory()
 if redis.call('HGET', KEYS[1], 'inspected_by') ~= ARGV[2] then redis.call('HSET', KEYS[1], 'inspected_by', ARGV[2]) end
 local made = repair() + tonumber(redis.call('HGET', KEYS[1], 'remade') or '0')

@@ -18,13 +18,13 @@ pub(super) struct Script {
 
 macro_rules! scripts {
     ($(#[$doc:meta] $name:ident $(labelled $label:literal)? $(after $($before:literal)+)?,)+) => {
-        /// Every script.
+        /// All scripts, with a field for each.
         #[derive(Debug)]
         pub(super) struct Scripts {
             $(#[$doc] pub(super) $name: Script,)+
         }
 
-        /// All scripts. Their SHA-1 hashes are computed once.
+        /// All scripts. The first access computes their SHA-1 hashes.
         pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts {
             $($name: Script::new(
                 [$($label,)? stringify!($name)][0],

@@ -1,8 +1,8 @@
 -- Registers a new connection of a sidecar, and creates the ring if it does not exist. Gives the connection a
--- generation, a number that grows with each connection. `refuse_stale_connection.lua` compares it before all other
--- scripts that write.
+-- generation, a number that grows with each connection. Redis runs all other scripts that write only with the newest
+-- generation.
 --
--- KEYS[1] meta: the state of the ring
+-- KEYS[1] meta: the state of the ring, with the pointer: the tick that expires next
 -- KEYS[2] link: the state of the sidecar's connection: generation, last chunk of requests, last two answers
 -- KEYS[3] outbox: the stream of timeout batches, with a consumer group for each group
 -- KEYS[4] groups: the name of each group, its kind, and the tick since which it has no subscriber

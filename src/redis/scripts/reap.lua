@@ -1,7 +1,7 @@
 -- Releases the batches that a sidecar holds, and then deletes its entry. The sidecar is dead, or it is the caller,
--- which ends. Each call does a limited part of this work.
+-- which shuts down. Each call does a limited part of this work.
 --
--- KEYS[1] meta: the state of the ring
+-- KEYS[1] meta: the state of the ring, with the pointer: the tick that expires next
 -- KEYS[2] link: the state of the caller's connection
 -- KEYS[3] outbox: the stream of timeout batches, with a consumer group for each group
 -- KEYS[4] groups: the name of each group, its kind, and the tick since which it has no subscriber

@@ -1,9 +1,9 @@
 -- Applies Acks again that Redis had answered and then lost. Skips an Ack if the message is not in flight, or was added
 -- again since.
 --
--- KEYS[1] meta: the state of the ring
+-- KEYS[1] meta: the state of the ring, with the pointer: the tick that expires next
 -- KEYS[2] link: the state of the caller's connection
--- KEYS[3] messages: the name of each message, and its entry: deadline, attempt, time of the add in ms
+-- KEYS[3] messages: the name of each message, and its entry: deadline, number of the attempt, time of the add in ms
 -- KEYS[4] ticks: `acked:T`, the number of Acks of each open tick T
 -- KEYS[5..] the lists: the set of messages of each deadline; deadline T has KEYS[5 + T mod number of lists]
 -- ARGV[1] generation of the connection, which refuse_stale_connection.lua has compared

@@ -3,9 +3,9 @@
 -- (`slots` ticks) ago, deletes its entry. `forget_late_messages` would have deleted that entry, but Redis lost the
 -- chunk with its name.
 --
--- KEYS[1] meta: the state of the ring
+-- KEYS[1] meta: the state of the ring, with the pointer: the tick that expires next
 -- KEYS[2] link: the state of the caller's connection
--- KEYS[3] messages: the name of each message, and its entry: deadline, attempt, time of the add in ms
+-- KEYS[3] messages: the name of each message, and its entry: deadline, number of the attempt, time of the add in ms
 -- KEYS[4..] the lists: the set of messages of each deadline; deadline T has KEYS[4 + T mod number of lists]
 -- ARGV[1] generation of the connection, which refuse_stale_connection.lua has compared
 -- ARGV[2] cursor of HSCAN; 0 to begin

@@ -1,7 +1,7 @@
 -- Delivers batches to the sidecar again, if the sidecar still holds them, or if they were returned and no sidecar holds
 -- them. The reply skips batches that are settled, dropped or held by another sidecar.
 --
--- KEYS[1] meta: the state of the ring
+-- KEYS[1] meta: the state of the ring, with the pointer: the tick that expires next
 -- KEYS[2] link: the state of the caller's connection
 -- KEYS[3] outbox: the stream of timeout batches, with a consumer group for each group
 -- KEYS[4] groups: the name of each group, its kind, and the tick since which it has no subscriber

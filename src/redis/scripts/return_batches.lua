@@ -13,7 +13,7 @@
 -- ARGV[4], ARGV[6].. id of each batch
 -- ARGV[5], ARGV[7].. epoch of that batch; empty for any epoch
 -- Reply {'returned', number of batches returned}: skips a batch that the sidecar does not hold or that has another
--- epoch
+--   epoch
 local sidecar, group, ids = ARGV[2], ARGV[3], {}
 if not is_known(group) then return {'returned', 0} end
 for i = 4, #ARGV, 2 do

@@ -1,6 +1,6 @@
 -- Reads the status of the ring. Writes nothing.
 --
--- KEYS[1] meta: the state of the ring
+-- KEYS[1] meta: the state of the ring, with the pointer: the tick that expires next
 -- KEYS[2] lease: the token of the leader; expires when the lease ends
 -- KEYS[3..] the lists: the set of messages of each deadline
 -- No ARGV

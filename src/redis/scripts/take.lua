@@ -1,7 +1,7 @@
 -- Delivers batches of a group to the sidecar, which then holds them. Delivers returned batches first, oldest first, and
 -- then batches that were never delivered to this group.
 --
--- KEYS[1] meta: the state of the ring
+-- KEYS[1] meta: the state of the ring, with the pointer: the tick that expires next
 -- KEYS[2] link: the state of the caller's connection
 -- KEYS[3] outbox: the stream of timeout batches, with a consumer group for each group
 -- KEYS[4] groups: the name of each group, its kind, and the tick since which it has no subscriber

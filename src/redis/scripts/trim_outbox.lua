@@ -2,7 +2,7 @@
 -- oldest batches if they are too old, or if the outbox has too many messages. Deletes groups that had no subscriber for
 -- too long. Ages are counted in ticks.
 --
--- KEYS[1] meta: the state of the ring
+-- KEYS[1] meta: the state of the ring, with the pointer: the tick that expires next
 -- KEYS[2] link: the state of the caller's connection
 -- KEYS[3] outbox: the stream of timeout batches, with a consumer group for each group
 -- KEYS[4] groups: the name of each group, its kind, and the tick since which it has no subscriber
