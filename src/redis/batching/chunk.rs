@@ -164,8 +164,8 @@ pub(crate) struct Applied {
     /// Comma-separated times in ms: Redis' time, then for each message with the letter `k`, `w` or `l` the time of its
     /// add.
     pub(crate) times: String,
-    /// Number of messages in flight after this chunk. `None` in an answer that Redis stored in the link, because the
-    /// stored format does not contain it.
+    /// Number of messages in flight after this chunk. `None` if the answer was read from the link, the state of the
+    /// connection in Redis, because the stored answer does not contain it.
     pub(crate) in_flight: Option<u64>,
 }
 
@@ -179,8 +179,8 @@ impl Applied {
         Ok(Applied { tick_due, letters, times, in_flight: Some(answer.count()?) })
     }
 
-    /// Parses an answer that the script stored in Redis: `generation|number|tick due|outcomes|times`. Returns `None` if
-    /// it belongs to another chunk. The generation of the connection and the number identify a chunk.
+    /// Parses an answer that the script stored in the link: `generation|number|tick due|outcomes|times`. Returns `None`
+    /// if it belongs to another chunk. The generation of the connection and the number identify a chunk.
     pub(crate) fn parse(text: &str, generation: i64, number: u64) -> Option<Applied> {
         let mut parts = text.split('|');
         let is_of_chunk = parts.next()?.parse() == Ok(generation) && parts.next()?.parse() == Ok(number);

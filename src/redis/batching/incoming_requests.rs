@@ -23,6 +23,7 @@ pub(crate) struct Frame {
     pub(crate) messages: Box<[Message]>,
     /// Whether any part of the frame was sent to Redis.
     pub(crate) is_sent: bool,
+    /// The deadline of the added messages, known after the first answer.
     pub(crate) deadline: Tick,
     /// The outcomes of the messages that Redis has already answered, one letter of `apply.lua` for each. Used only if
     /// the frame needs more than one script.
@@ -74,6 +75,7 @@ impl Frame {
         }
     }
 
+    /// Answers the frame with a refusal. Returns the waker of the connection, which the caller must wake.
     pub(crate) fn refuse(&mut self, refusal: Refusal) -> Option<Waker> {
         let (id, operation, messages) = (self.id, self.operation, self.messages.len());
         self.completions.take()?.put(|batch| batch.push_refused(id, operation, messages, Arc::new(refusal)))
@@ -109,6 +111,7 @@ pub(crate) enum Item {
     Barrier(oneshot::Sender<()>),
 }
 
+/// The requests and barriers that the task has not yet taken, in order.
 #[derive(Default)]
 pub(crate) struct Inbox(Mutex<State>);
 

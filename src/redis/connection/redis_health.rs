@@ -47,6 +47,7 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 pub(crate) struct RedisServers(Mutex<HashMap<String, Weak<RedisServer>>>);
 
 impl RedisServers {
+    /// Returns the server at the address of `found`. If no link uses it yet, starts the task that sends its probes.
     pub(crate) fn of(&self, found: &Found, clock: &Arc<Clock>) -> Arc<RedisServer> {
         let mut servers = self.0.lock();
         servers.retain(|_, server| server.strong_count() > 0);
@@ -86,6 +87,7 @@ impl RedisServer {
         answered
     }
 
+    /// Waits for the answer to a request. Returns a fault if Redis is unreachable or the answer is lost.
     async fn wait<T>(&self, unanswered: &Unanswered<'_>, request: impl Future<Output = T>) -> Result<T, Fault> {
         let mut request = pin!(request);
         let mut wait = Wait { parts: 0, silent: 0, answers: unanswered.answers };

@@ -98,6 +98,7 @@ impl StallDetector {
         self.0.lock().patience()
     }
 
+    /// Returns whether Redis stalls at `now`, or stalled shortly before.
     pub(crate) fn look(&self, now: Instant) -> Look {
         let state = self.0.lock();
         if state.unanswered > 0 && state.length(now) > state.patience() {

@@ -202,6 +202,7 @@ impl RedisLease {
         }
     }
 
+    /// Processes a won election, and begins a term.
     fn lead(
         &self,
         answer: &mut Answer,
@@ -248,6 +249,7 @@ impl RedisLease {
         Ok(Leadership::Leads { epoch, renew_at: Some(now + options.lease / 3) })
     }
 
+    /// Processes a lost election, and records the state of the leader.
     fn follow(&self, answer: &mut Answer, now: Instant) -> Result<Leadership, Refusal> {
         let Link { ring, options, term: current, .. } = &*self.link;
         let holder = (answer.text()?, answer.text()?);

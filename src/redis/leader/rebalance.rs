@@ -85,8 +85,8 @@ impl Leaderships {
     }
 
     /// Returns the candidate to which this sidecar should hand a ring over, or `None`. The successor is the candidate
-    /// that leads the fewest rings. There is a successor only if this sidecar is greater than all candidates in the
-    /// order of [`Candidacy`], and leads at least two rings more than the successor.
+    /// that leads the fewest rings. This sidecar must be greater than all candidates in the order of [`Candidacy`]. It
+    /// must also lead at least two rings more than the successor.
     pub(crate) fn successor(&self, candidates: Vec<Candidacy>, now: Instant) -> Option<Candidacy> {
         let Identity { token, name } = self.identity.clone();
         let own = Candidacy { leads: self.count(now), token, name };

@@ -15,7 +15,8 @@
 -- ARGV[4] 1 if batches and groups may be dropped because of their age, else 0
 -- ARGV[5] number of the step. If the answer to a call was lost, the caller repeats the number
 -- Reply {'tended', 1 if there is more to do, number of messages dropped, number of batches dropped, name of each group
---   deleted for its age...}: batches that all groups had settled do not count as dropped. Ephemeral groups are not named
+--   deleted for its age...}: batches that all groups had settled do not count as dropped. Ephemeral groups are not
+--   named
 local retention, most_ids, may_drop_old, number = tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4] == '1', ARGV[5]
 local told = {}
 for word in string.gmatch(redis.call('HGET', KEYS[2], 'tended') or '', '%S+') do told[#told + 1] = word end
