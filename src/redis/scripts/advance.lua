@@ -19,8 +19,8 @@
 -- ARGV[9] number of frozen ticks that the move must not reach
 -- ARGV[10] ms from the planned time of this request until the move is certainly due, by the leader's clock. Above 0 if
 --   Redis is far, because the leader sends the request early
--- ARGV[11] ms by which this request may be late before that shows a stall of Redis; empty if the leader knows why it is
---   late
+-- ARGV[11] ms by which the move may be later than the leader knew before this shows a stall of Redis; empty if the
+--   leader has put the move off itself
 -- ARGV[12] 1 to move although Redis has lost messages, else 0
 -- ARGV[13] 1 to move although sidecars hold Acks, else 0
 -- Replies:

@@ -106,8 +106,8 @@ if not is_once then
 end
 
 -- Returns whether the add frame whose first message is number `from` would exceed the limit of messages in flight. If
--- the frame continues in the next chunk, all its messages count. Then the link also records a refusal, so that later
--- chunks refuse the rest of the frame. If the frame ends in this chunk, only messages that are not yet in flight count.
+-- the frame continues in the next chunk, all its messages count, and the link records a refusal for the later chunks.
+-- If the frame ends in this chunk, only messages that are not yet in flight count.
 local function too_many(from)
   local to = from
   while kinds[to + 1] and kinds[to + 1] < 128 do to = to + 1 end

@@ -25,9 +25,9 @@
 --     many timed out. `missing` is above 0 if the tick ends and Redis has lost messages of its list
 --   {'expected', tick, seq, 1 if the tick is frozen}: nothing was published. The caller should continue with this tick
 --     and seq
---   {'expected', tick, seq, 1 if the tick is frozen, finished tick, timed out, acked, storm}: the same. This
---     caller has published a whole tick before. The last four values are that tick and its counts, because the answer
---     with them may be lost
+--   {'expected', tick, seq, 1 if the tick is frozen, finished tick, timed out, acked, storm}: the same. This caller has
+--     published a whole tick before. The last four values are that tick and its counts, because the answer with them
+--     may be lost
 --   {'deposed', 'holder'}: the caller does not hold the lease
 --   {'deposed', 'epoch'}: the caller's epoch is not the current one
 if redis.call('GET', KEYS[3]) ~= ARGV[2] then return {'deposed', 'holder'} end

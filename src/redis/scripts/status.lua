@@ -5,9 +5,9 @@
 -- KEYS[3..] the lists: the set of messages of each deadline
 -- No ARGV
 -- Replies:
---   {pointer, ms since the pointer was due at this tick, epoch, token of the leader, name of the leader, ms since its
---     election counted in ticks, messages in flight, number of messages in each list...}: token and name are empty if
---     no sidecar leads
+--   {pointer, ms since the pointer was due at this tick, epoch, token of the leader, name of the leader, ms since the
+--     last election counted in ticks, messages in flight, number of messages in each list...}: token and name are
+--     empty if no sidecar leads
 --   {}: the ring does not exist
 local found = redis.call('HMGET', KEYS[1], 'pointer', 'due_ms', 'epoch', 'leader', 'elected_at', 'in_flight', 'tick_ms')
 if not found[1] then return {} end
