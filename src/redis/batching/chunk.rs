@@ -1,8 +1,10 @@
-//! Writes the chunk that one script applies, and reads the script's answer.
+//! Writes a chunk as arguments of the script `apply`, and reads the answer of the script.
 //!
-//! A chunk has one byte per message, which names the class of the message, and one argument per distinct message. A
-//! class is an operation that many messages share. If a message occurs twice, its name is an argument once, and a list
-//! of positions refers to the names. So the script need not look for repeats.
+//! A *frame* is one request: an add or a del of one or more messages. A *chunk* is the part of all waiting frames that
+//! one script applies. A *slice* is the part of a frame in a chunk. A *class* is an operation, for example an add with
+//! a certain ack timeout, that many messages share. A chunk has one byte for each message, the number of its class. It
+//! also has the name of each message. If a message occurs twice, the chunk has its name once, and refers to the names
+//! by position. So the script need not search for repeated messages.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -14,19 +16,19 @@ use crate::redis::batching::incoming_requests::Frame;
 use crate::redis::connection::errors::Fault;
 use crate::redis::scripts::Answer;
 
-/// Maximum number of messages in a chunk. Redis needs about a millisecond for them.
+/// Maximum number of messages in a chunk. Redis needs about a millisecond for this number.
 pub(crate) const MAX_CHUNK: usize = 1_000;
 
-/// Maximum number of classes in a chunk.
+/// Maximum number of classes in a chunk, so that the number of a class fits below [`BEGINS`].
 const MAX_CLASSES: usize = 100;
 
-/// This bit marks the first message of a frame.
+/// The bit that marks the first message of a frame, in the byte with the number of its class.
 const BEGINS: u8 = 128;
 
 const _: () = assert!(MAX_CLASSES < BEGINS as usize, "a class is a number below the mark");
 const _: () = assert!(MAX_CHUNK <= u16::MAX as usize, "a position is two bytes long");
 
-/// Messages `from..to` of a frame.
+/// Messages `from..to` of the frame with the number `frame`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Slice {
     pub(crate) frame: u64,
@@ -40,44 +42,46 @@ impl Slice {
     }
 }
 
-/// The slices of frames that one script applies.
+/// The slices that one script applies, under the number of the chunk. Redis applies chunks in the order of their
+/// numbers.
 #[derive(Debug)]
 pub(crate) struct Chunk {
     pub(crate) number: u64,
     pub(crate) slices: Vec<Slice>,
-    /// Whether the chunk had an add when it was sent. The frame of that add may have ended since.
+    /// Whether the chunk contained an add when it was sent. The frame of that add may have been answered since.
     pub(crate) has_adds: bool,
 }
 
 impl Chunk {
-    /// Returns the number of messages.
+    /// Returns the number of messages in all slices.
     pub(crate) fn messages(&self) -> usize {
         self.slices.iter().map(Slice::len).sum()
     }
 }
 
-/// Writes chunks in the format of the script. Reuses its memory for the next chunk.
+/// A writer for the arguments of a chunk. Reuses its memory for the next chunk.
 #[derive(Default)]
 pub(crate) struct ChunkWriter {
     classes: Vec<Operation>,
-    /// For each message: the number of its class, from 1, plus the mark if the message is the first of its frame.
+    /// For each message: the number of its class, from 1, plus [`BEGINS`] if the message is the first of its frame.
     kinds: Vec<u8>,
     /// The position of each message in `names`, from 1.
     named: HashMap<Message, u16, foldhash::fast::RandomState>,
     /// For each message: the position of its name, in two bytes.
     positions: Vec<u8>,
     names: Vec<Message>,
-    /// Messages in add frames: all messages of frames that begin in this chunk, and the part in this chunk of a frame
-    /// that began earlier.
+    /// Number of messages to add. If a frame begins in this chunk, all its messages count. If it began earlier, only
+    /// its messages in this chunk count.
     to_add: usize,
-    /// The add frame that an earlier chunk began and this chunk continues.
+    /// The number of the add frame that began in an earlier chunk and continues in this one.
     goes_on: Option<u64>,
-    /// The add frame that a later chunk continues, and its total number of messages.
+    /// The number of the add frame that begins in this chunk and continues in the next one, and its total number of
+    /// messages.
     cut: Option<(u64, usize)>,
 }
 
 impl ChunkWriter {
-    /// Begins a chunk.
+    /// Removes the previous chunk, and begins an empty one.
     pub(crate) fn clear(&mut self) {
         self.classes.clear();
         self.kinds.clear();
@@ -87,7 +91,7 @@ impl ChunkWriter {
         (self.to_add, self.goes_on, self.cut) = (0, None, None);
     }
 
-    /// Appends a slice of a frame. Returns false if the chunk would have too many classes.
+    /// Appends a slice of `frame`. If the chunk would have too many classes, appends nothing and returns false.
     pub(crate) fn push(&mut self, slice: Slice, frame: &Frame) -> bool {
         let class = self.classes.iter().rposition(|class| *class == frame.operation).unwrap_or_else(|| {
             self.classes.push(frame.operation);
@@ -118,12 +122,13 @@ impl ChunkWriter {
             }
             self.to_add += slice.len();
         }
-        // The slices of a frame are adjacent, so only the last frame can be cut.
+        // The slices of a frame follow each other in the queue, so only the last frame of a chunk can continue in the
+        // next one.
         self.cut = self.cut.filter(|(frame, messages)| *frame == slice.frame && slice.to < *messages);
         true
     }
 
-    /// Writes the arguments from `ARGV[5]` on.
+    /// Appends the arguments `ARGV[5]` and later ones to the call. The header of `apply.lua` describes them.
     pub(crate) fn write(&self, call: &mut Cmd) {
         let mut text = String::new();
         for class in &self.classes {
@@ -154,11 +159,13 @@ impl ChunkWriter {
 #[derive(Debug)]
 pub(crate) struct Applied {
     pub(crate) tick_due: Tick,
-    /// One letter per message.
+    /// The outcomes: one letter for each message of the chunk. The header of `apply.lua` lists the letters.
     pub(crate) letters: String,
-    /// Comma-separated times in ms: Redis' time, then the time of the add of each acknowledged or withdrawn message.
+    /// Comma-separated times in ms: Redis' time, then for each message with the letter `k`, `w` or `l` the time of its
+    /// add.
     pub(crate) times: String,
-    /// Messages in flight after this chunk. `None` in an answer that Redis kept.
+    /// Number of messages in flight after this chunk. `None` if the answer was read from the link, the state of the
+    /// connection in Redis, because the stored answer does not contain it.
     pub(crate) in_flight: Option<u64>,
 }
 
@@ -172,8 +179,8 @@ impl Applied {
         Ok(Applied { tick_due, letters, times, in_flight: Some(answer.count()?) })
     }
 
-    /// Parses an answer that the script kept: `generation|number|tick due|outcomes|times`. Returns `None` if it is the
-    /// answer to another chunk.
+    /// Parses an answer that the script stored in the link: `generation|number|tick due|outcomes|times`. Returns `None`
+    /// if it belongs to another chunk. The generation of the connection and the number identify a chunk.
     pub(crate) fn parse(text: &str, generation: i64, number: u64) -> Option<Applied> {
         let mut parts = text.split('|');
         let is_of_chunk = parts.next()?.parse() == Ok(generation) && parts.next()?.parse() == Ok(number);
@@ -186,7 +193,7 @@ impl Applied {
         })
     }
 
-    /// Returns the times in order.
+    /// Returns an iterator over `times`. A time that is not a number becomes 0.
     pub(crate) fn times(&self) -> impl Iterator<Item = u64> {
         self.times.split(',').map(|ms| ms.parse().unwrap_or_default())
     }

@@ -1,41 +1,47 @@
-//! Limits the messages that a link sends to Redis at once, based on how long answers take.
+//! Limits how many messages a link sends to Redis at once, based on how long the answers take. A *link* connects a
+//! sidecar to the Redis of one ring.
 //!
-//! Redis serves connections in turns. The scripts that all links of all sidecars have in flight determine the length of
-//! one turn, and no link knows of the other links. So, as in TCP, each link sends less if its answers wait, and more
-//! otherwise. Redis processes the scripts of a thousand links in a fraction of a second, and a single link can use all
-//! of Redis.
+//! Redis serves its connections in turns. A turn takes longer if all links of all sidecars together have more scripts
+//! in flight. No link knows of the other links. So each link has a congestion window, as in TCP: it sends fewer
+//! messages if its answers take long, and more otherwise. With this limit, a thousand links do not overload Redis, and
+//! a single link can use all of its capacity.
 
 use std::time::{Duration, Instant};
 
 use crate::redis::batching::chunk::MAX_CHUNK;
 
-/// Maximum number of scripts in flight. For each link, Redis keeps the answers of this many scripts.
+/// Maximum number of scripts that a link has in flight. Redis also keeps the last answers of a link, as many as this
+/// number.
 pub(crate) const DEPTH: usize = 2;
 
-/// The initial window, also used after a pause. If a thousand links begin at once, Redis can process their messages
-/// within [`RESPONSE_TIMEOUT`](crate::redis::options::RESPONSE_TIMEOUT).
+/// The window at the beginning and after a pause, in messages. If a thousand links begin at once, Redis can process
+/// their messages within [`RESPONSE_TIMEOUT`](crate::redis::options::RESPONSE_TIMEOUT).
 const FIRST: usize = 250;
 
-/// The minimum window. With fewer messages, the fixed cost of a script exceeds the cost of its messages.
+/// The minimum window, in messages. With fewer messages, the fixed cost of a script exceeds the cost of its messages.
 const LEAST: usize = 50;
 
-/// If answers wait longer than this, Redis is overloaded.
+/// How long an answer may wait in Redis, that is, its round trip minus the round trip to an idle Redis. If it waits
+/// longer, Redis counts as overloaded.
 const TARGET: Duration = Duration::from_millis(50);
 
-/// The window of an unused link is halved or doubled after each period of this length, until it has its initial size.
+/// The length of a period without use. After each such period, a window above its initial size is halved, and a window
+/// below it is doubled, until it has that size.
 const UNUSED: Duration = Duration::from_millis(250);
 
-/// Minimum number of messages for a second script.
+/// Minimum number of waiting messages for which a second script is sent while one is in flight.
 pub(crate) const LEAST_FOR_SECOND: usize = 256;
 
-/// If a round trip is longer, it is mostly network: two full scripts take Redis about two milliseconds.
+/// If a round trip is longer than this, most of it counts as time in the network. Two full scripts take Redis about two
+/// milliseconds.
 const FAR: Duration = Duration::from_millis(4);
 
 /// Returns the number of waiting messages at which a second script is sent while one is in flight.
 ///
-/// The fixed cost of a script should be small compared with its messages. If Redis is always busy, the second script
-/// waits for half of the messages that were unanswered at the last answer. Then both scripts carry about equally many
-/// messages. If the round trip is mostly network, waiting would only make it longer.
+/// A script has a fixed cost in Redis, so it should carry many messages. The threshold is half of `unanswered`, the
+/// messages that waited or were in flight at the last answer. So under constant load, the two scripts carry about
+/// equally many messages. If the round trip is mostly time in the network, the threshold is the minimum, because
+/// waiting would only delay answers.
 pub(crate) fn second_script_threshold(unanswered: usize, round_trip: Duration) -> usize {
     if round_trip > FAR { LEAST_FOR_SECOND } else { (unanswered / 2).clamp(LEAST_FOR_SECOND, MAX_CHUNK / 2) }
 }
@@ -44,7 +50,8 @@ pub(crate) fn second_script_threshold(unanswered: usize, round_trip: Duration) -
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
     messages: usize,
-    /// The time of the last use. Each change of an unused window moves this time forward by [`UNUSED`].
+    /// The last time at which an answer showed that at least half of the window was used. Each change of an unused
+    /// window moves this time forward by [`UNUSED`].
     used_at: Instant,
     /// The last time at which an answer reduced the window.
     congested_at: Option<Instant>,
@@ -55,7 +62,8 @@ impl Window {
         Window { messages: FIRST, used_at: now, congested_at: None }
     }
 
-    /// Returns the maximum number of messages for a script that is sent now.
+    /// Returns the maximum number of messages for a script that is sent at `now`. Before, changes a window that was not
+    /// used lately.
     pub(crate) fn messages(&mut self, now: Instant) -> usize {
         while self.messages != FIRST && now.saturating_duration_since(self.used_at) >= UNUSED {
             let is_large = self.messages > FIRST;
@@ -65,19 +73,20 @@ impl Window {
         self.messages
     }
 
-    /// Returns the maximum number of scripts in flight. Two small scripts cost Redis more than one.
+    /// Returns the maximum number of scripts in flight. It is one if the window is small, because two small scripts
+    /// cost Redis more than one larger script.
     pub(crate) fn scripts(&self) -> usize {
         if self.messages < LEAST_FOR_SECOND { 1 } else { DEPTH }
     }
 
-    /// Adapts the window to the answer of a script, which carried `messages` messages and was answered at `now`.
-    /// `waited` is the round trip minus the round trip to an idle Redis.
+    /// Adapts the window to the answer of a script. `messages` is the number of messages in that script. `waited` is
+    /// its round trip, minus the round trip to an idle Redis.
     pub(crate) fn answered(&mut self, messages: usize, sent_at: Instant, waited: Duration, now: Instant) {
         if messages * 2 >= self.messages {
             self.used_at = now;
         }
         if waited > TARGET {
-            // If several scripts were in flight together, only the first late answer halves the window.
+            // A script that was sent before the window was last halved does not halve it again.
             if self.congested_at.is_none_or(|congested| sent_at >= congested) {
                 self.messages = (self.messages / 2).max(LEAST);
                 self.congested_at = Some(now);
@@ -97,7 +106,8 @@ mod tests {
         Duration::from_millis(ms)
     }
 
-    /// Simulates a link that always has more to send, with answers that wait as long as `waits` says.
+    /// Simulates a link that always has more messages than its window. `waits` are the waits of its answers in ms.
+    /// Returns the window after each answer.
     fn full(window: &mut Window, now: Instant, waits: &[u64]) -> Vec<usize> {
         let answered = |wait: &u64| {
             let messages = window.messages(now);

@@ -1,9 +1,11 @@
-//! Sends the requests of all connections to a ring. Requests that arrive while scripts are in flight are sent together
-//! in the next script.
+//! Sends the requests of all client connections to one ring in Redis. Requests that arrive while a script is in flight
+//! are sent together, in the next script.
 //!
-//! One task per ring owns the [`Queue`]. The task keeps at most [`DEPTH`] scripts in flight: Redis runs one script
-//! while the task writes the next. If no script is in flight, a request is sent at once. A second script waits for
-//! [enough messages](second_script_threshold). The [`Window`] limits the messages of a script.
+//! Connections put their requests into the [`Inbox`]. One task per ring moves them to its [`Queue`], and sends *chunks*
+//! of the queue, each in one script. A *session* is one registered connection to Redis. The task keeps at most
+//! [`DEPTH`] scripts in flight, so that Redis runs one script while the task writes the next. If no script is in
+//! flight, a request is sent at once. A second script is sent when [enough messages](second_script_threshold) wait. The
+//! [`Window`] limits the number of messages in a script.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -28,7 +30,8 @@ use crate::redis::connection::link::{Link, LinkState, Session};
 use crate::redis::connection::lost_writes;
 use crate::redis::scripts::{Answer, SCRIPTS};
 
-/// How many answered Acks are kept over all rings, in case Redis loses them: 32 bytes each.
+/// Maximum number of answered Acks that the sidecar keeps over all rings, to apply them again if Redis loses them. An
+/// Ack needs 32 bytes.
 const KEPT_ACKS: usize = 1_000_000;
 
 /// Sends the requests in `inbox` to the ring of `link`. Never ends.
@@ -59,28 +62,29 @@ struct Driver {
     link: Arc<Link>,
     sessions: watch::Receiver<LinkState>,
     inbox: Arc<Inbox>,
-    /// The items taken from the inbox. Empty after they were moved to the queue.
+    /// A buffer for the items that move from the inbox to the queue. It is a field only to reuse its memory.
     items: Vec<Item>,
     queue: Queue,
-    /// The number of held Acks that this ring has added to the metric.
+    /// The part of the metric `held_acks` that this ring has added. While Redis is unreachable, the Acks without an
+    /// answer are *held*.
     shown_held_acks: i64,
-    /// Whether the log reports that adds are refused because Redis is out of memory.
+    /// Whether Redis was out of memory for the last chunk with adds. The log reports only changes of this state.
     is_out_of_memory: bool,
 }
 
-/// The scripts of one session.
+/// The scripts of one session, and the limits for sending them.
 struct Scripts {
     session: Arc<Session>,
     in_flight: InFlight<Chunk, (Result<Answer, Fault>, Instant)>,
-    /// The number of the next chunk.
+    /// The number of the next chunk. Redis applies a chunk only if its number follows that of the last applied chunk.
     next_number: u64,
-    /// The number of waiting messages at which a second script is sent.
+    /// Minimum number of waiting messages for which a second script is sent while one is in flight.
     second_threshold: usize,
     window: Window,
 }
 
 impl Driver {
-    /// Waits until Redis is reachable. During the wait, refuses adds and holds dels.
+    /// Waits until there is a session. During the wait, refuses new adds and holds new dels.
     async fn wait_for_session(&mut self) -> Arc<Session> {
         loop {
             if let Ok(session) = &*self.sessions.borrow_and_update() {
@@ -145,7 +149,8 @@ impl Driver {
         self.queue.wake();
     }
 
-    /// Sends the first script, and a second one if enough messages wait.
+    /// Sends a script if none is in flight. Sends a second one if enough messages wait, or if a barrier waits for its
+    /// earlier requests.
     async fn send(&mut self, scripts: &mut Scripts) {
         while scripts.in_flight.is_empty()
             || scripts.in_flight.len() < scripts.window.scripts()
@@ -167,7 +172,8 @@ impl Driver {
         }
     }
 
-    /// Adapts the window and the threshold after the first answer of the scripts in flight.
+    /// Adapts the window and the threshold after the answer to the first script in flight. `sent_at` is the time at
+    /// which that script was sent.
     fn adapt(&mut self, scripts: &mut Scripts, sent_at: Instant) {
         let now = self.link.clock.now();
         let round_trip = now.saturating_duration_since(sent_at);
@@ -179,7 +185,7 @@ impl Driver {
         scripts.second_threshold = second_script_threshold(self.queue.waiting + in_flight, round_trip);
     }
 
-    /// Processes the answer to the first chunk in flight.
+    /// Processes the answer to the first chunk in flight. Returns a fault if the session must end.
     async fn receive(&mut self, scripts: &mut Scripts, answer: Result<Answer, Fault>) -> Result<(), Fault> {
         let (chunk, _) = scripts.in_flight.front().expect("its answer has just come");
         let (number, has_adds) = (chunk.number, chunk.has_adds);
@@ -218,7 +224,9 @@ impl Driver {
             }
             Err(fault) => return Err(fault),
         }
-        // Redis did not apply later chunks either, because this number is missing. All are sent again, in order.
+        // Redis has not recorded the number of this chunk. So it does not apply the later chunks in flight either.
+        // Their messages are queued again, in order. The messages of this chunk are queued too, unless the chunk was
+        // refused above.
         let chunks = scripts.in_flight.drain(..).map(|(chunk, _)| chunk).collect();
         self.queue.send_again(chunks, refusal.as_ref());
         if let Some(refusal) = refusal {
@@ -229,24 +237,27 @@ impl Driver {
     }
 }
 
-/// Exchanges without an answer, in order. Each has the value that was sent, and the future of its answer.
+/// The exchanges in flight, in the order of sending. Each has the value that was sent, and the future of its answer.
 type InFlight<T, A> = VecDeque<(T, MaybeDone<BoxFuture<'static, A>>)>;
 
-/// Sends `sent`. When this function returns, the exchange has its place on the connection or in the queue for one.
+/// Starts `exchange`, and appends it to `in_flight` with the value `sent`. When this function returns, the request is
+/// on the connection, or queued for it after all earlier requests.
 async fn send<T, A>(in_flight: &mut InFlight<T, A>, sent: T, exchange: impl Future<Output = A> + Send + 'static) {
-    // An earlier exchange may just have got a place that it has not used yet. This poll lets it go first.
+    // The connection accepts a limited number of requests. An earlier exchange may have got a permit for the connection
+    // that it has not used yet. This poll makes it use the permit first.
     for (_, earlier) in &mut *in_flight {
         let _ = poll!(earlier);
     }
-    // The single poll below takes the place. `unconstrained` is necessary: if the task had used up its Tokio budget,
-    // this poll would do nothing, and a later exchange could be first.
+    // The poll below sends the request, or queues it for a permit. `unconstrained` is necessary: if the task had used
+    // up its Tokio budget, the poll would do neither, and a later exchange could overtake this one.
     let mut exchange: MaybeDone<BoxFuture<'static, A>> =
         maybe_done(Box::pin(tokio::task::unconstrained(exchange)));
     let _ = poll!(&mut exchange);
     in_flight.push_back((sent, exchange));
 }
 
-/// Awaits the answer to the first exchange, which stays in the queue. Must be called once per exchange.
+/// Awaits the answer to the first exchange, or waits forever if there is none. The exchange stays in `in_flight`. The
+/// caller must remove it before the next call.
 async fn first_answer<T, A>(in_flight: &mut InFlight<T, A>) -> A {
     let Some((_, answer)) = in_flight.front_mut() else { return std::future::pending().await };
     (&mut *answer).await;
@@ -276,7 +287,8 @@ mod tests {
         let mut in_flight = InFlight::new();
         send(&mut in_flight, 'a', exchange(1)).await;
         assert!(taken.lock().is_empty());
-        // One permit is for the first exchange, which has not been woken yet. The other permit is free.
+        // The first permit goes to the first exchange, which the runtime has not polled yet. The second permit is free,
+        // so the second exchange could take it at once.
         places.add_permits(2);
         send(&mut in_flight, 'b', exchange(2)).await;
         assert_eq!(*taken.lock(), [1, 2]);

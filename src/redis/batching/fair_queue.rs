@@ -1,28 +1,31 @@
-//! Serves connections in turns, so that a connection with many requests does not delay the others.
+//! Queues the waiting requests of all client connections, and serves the connections in turns. So a connection with
+//! many requests does not delay the others.
 //!
-//! The requests of one connection stay in order. Requests of different connections have no order. A connection whose
-//! queue was empty is *fresh*, and fresh connections get every second turn. So an Ack of a connection with few requests
-//! is sent soon, however long the queues of the others are. The others still get their turns. If a part of a frame was
-//! sent, the rest of that frame goes before all others.
+//! A *frame* is one request. A *slice* is a part of a frame, or the whole frame. The slices of one connection stay in
+//! order. The slices of different connections have no order. A connection is *fresh* if its queue was empty and it has
+//! had no turn since. Fresh connections get every second turn, if there are any. So an Ack of a connection with few
+//! requests is sent soon, even if other connections have long queues. If a part of a frame was sent, the rest of that
+//! frame goes before all other slices.
 
 use std::collections::{HashMap, VecDeque};
 
 use crate::core::ConnectionId;
 use crate::redis::batching::chunk::Slice;
 
-/// Number of messages after which a turn ends. A frame is never cut at the end of a turn.
+/// Number of messages after which a turn ends. The turn always ends after a whole slice.
 const TURN: usize = 128;
 
-/// Waiting slices of frames, by connection.
+/// The waiting slices of each connection, and the order of the connections.
 #[derive(Default)]
 pub(crate) struct FairQueue {
     slices: HashMap<ConnectionId, VecDeque<Slice>, foldhash::fast::RandomState>,
-    /// Connections whose queue was empty and that have had no turn since. `others` has the connections that had a turn.
+    /// The fresh connections with waiting slices. `others` has the connections with waiting slices that have already
+    /// had a turn.
     fresh: VecDeque<ConnectionId>,
     others: VecDeque<ConnectionId>,
     /// Whether the next turn is for a fresh connection.
     is_fresh_next: bool,
-    /// The connection whose turn it is, and the number of messages left in that turn.
+    /// The connection whose turn it is, and how many more messages that turn may take. `None` between two turns.
     turn: Option<(ConnectionId, usize)>,
 }
 
@@ -36,15 +39,16 @@ impl FairQueue {
         slices.push_back(slice);
     }
 
-    /// Puts a slice back before all others, because it was taken and not sent. The turn of its connection ends after
-    /// this slice. Otherwise a connection whose frames are cut again and again would keep its turn forever.
+    /// Puts a slice back before all others. The slice must have been returned by `pop`, and not sent. The turn of its
+    /// connection ends after this slice. Otherwise a connection with long frames could keep its turn forever, because a
+    /// part of each frame is put back.
     pub(crate) fn push_front(&mut self, connection: ConnectionId, slice: Slice) {
         if let Some((interrupted, _)) = self.turn.take() {
             self.others.push_front(interrupted);
         }
         let slices = self.slices.entry(connection).or_default();
         match slices.front_mut() {
-            // Both are parts of one frame, so they are joined again.
+            // Both slices are adjacent parts of one frame, so they become one slice.
             Some(next) if next.frame == slice.frame && next.from == slice.to => next.from = slice.from,
             _ => slices.push_front(slice),
         }
@@ -53,7 +57,7 @@ impl FairQueue {
         self.turn = Some((connection, 0));
     }
 
-    /// Takes the next slice, and returns it with its connection.
+    /// Removes the next slice, and returns it with its connection.
     pub(crate) fn pop(&mut self) -> Option<(ConnectionId, Slice)> {
         let (connection, left) = if let Some(turn) = self.turn.take() {
             turn
@@ -101,7 +105,8 @@ mod tests {
             let own = taken.iter().filter(|(one, _)| *one == ConnectionId(connection)).map(|(_, frame)| *frame);
             assert!(own.eq(0..1_000));
         }
-        // All connections wait from the beginning, so none has three turns while another has none.
+        // All connections wait from the beginning. So no connection has a third turn before every other one had its
+        // first.
         let turns = taken[..6 * TURN].chunk_by(|one, next| one.0 == next.0);
         assert!(turns.clone().all(|turn| turn.len() <= 2 * TURN) && turns.count() >= 4);
         assert!(queue.slices.is_empty() && queue.fresh.is_empty() && queue.others.is_empty());
@@ -117,7 +122,7 @@ mod tests {
         }
         // Each connection has had its first turn.
         assert_eq!(frames(&mut queue, 16).len(), 16);
-        // These two connections always have exactly one request waiting.
+        // Two further connections send a request from time to time. Exactly one of these requests waits at a time.
         let mut seen = Vec::new();
         for nth in 0..40 {
             queue.push_back(ConnectionId(8 + nth % 2), slice(9_000, 0, 1));
@@ -140,13 +145,13 @@ mod tests {
         queue.push_back(ConnectionId(3), slice(4, 0, 1));
         queue.push_front(ConnectionId(2), slice(2, 980, 3_000));
         assert_eq!(queue.pop(), Some((ConnectionId(2), slice(2, 980, 3_000))));
-        // The whole frame is sent again: its slices are put back, the last one first.
+        // All slices are put back, the last one first, because the whole chunk must be sent again.
         queue.push_front(ConnectionId(2), slice(2, 980, 3_000));
         queue.push_front(ConnectionId(2), slice(2, 0, 980));
         queue.push_front(ConnectionId(1), slice(3, 0, 10));
         queue.push_front(ConnectionId(1), slice(1, 0, 10));
         assert_eq!(queue.pop(), Some((ConnectionId(1), slice(1, 0, 10))));
-        // After this slice the turn of connection 1 is over, as are the turns of the others.
+        // The turn of connection 1 ends after this slice. So any of the three connections may be next.
         let mut rest = [queue.pop(), queue.pop(), queue.pop()];
         rest.sort_by_key(|popped| popped.map(|(connection, _)| connection.0));
         let [one, two, three] = [(1, slice(3, 0, 10)), (2, slice(2, 0, 3_000)), (3, slice(4, 0, 1))];

@@ -1,7 +1,8 @@
-//! Passes the requests of all connections to the task that sends them to Redis. That task completes or refuses each
-//! request.
+//! Passes the requests of all client connections to the task that sends them to Redis. That task later answers each
+//! request: it completes or refuses the request.
 //!
-//! The task takes all waiting requests at once. It is woken only when enough messages wait.
+//! The requests wait in an [`Inbox`]. The task takes all of them at once. It is woken only when enough messages wait,
+//! so that a script carries many messages.
 
 use std::mem;
 use std::sync::Arc;
@@ -14,19 +15,21 @@ use tokio::sync::oneshot;
 use crate::core::{Completions, ConnectionId, Message, Operation, Outcome, Refusal, RequestBatch, Tick};
 use crate::redis::connection::errors::refusal_while_unreachable;
 
-/// A request without an answer. If it is dropped, it is refused.
+/// A request without an answer: an add or a del of one or more messages. If the frame is dropped, it is refused.
 #[derive(Debug)]
 pub(crate) struct Frame {
     pub(crate) operation: Operation,
     pub(crate) connection: ConnectionId,
     pub(crate) messages: Box<[Message]>,
-    /// Whether any part of the request was sent.
+    /// Whether any part of the frame was sent to Redis.
     pub(crate) is_sent: bool,
+    /// The deadline of the added messages, known after the first answer.
     pub(crate) deadline: Tick,
-    /// The outcomes so far, as letters of the script, if the frame takes more than one chunk.
+    /// The outcomes of the messages that Redis has already answered, one letter of `apply.lua` for each. Used only if
+    /// the frame needs more than one script.
     pub(crate) letters: Vec<u8>,
     id: u64,
-    /// `None` after the frame was answered.
+    /// The place for the answer. `None` after the frame was answered.
     completions: Option<Arc<Completions>>,
 }
 
@@ -54,8 +57,9 @@ impl Frame {
         self.operation.is_add()
     }
 
-    /// Completes the frame. `letters` are the outcomes of its last messages; `latencies` are the times in flight of
-    /// acknowledged messages.
+    /// Answers the frame with the outcomes of its messages. The parameter `letters` has the outcomes that are not yet
+    /// in the field `letters`. `latencies` are the times that acknowledged messages were in flight. Returns the waker
+    /// of the connection, which the caller must wake.
     pub(crate) fn complete(mut self, letters: &[u8], latencies: impl Iterator<Item = Duration>) -> Option<Waker> {
         let outcomes = self.letters.iter().chain(letters).map(|letter| outcome(*letter));
         self.completions.take()?.put(|batch| {
@@ -64,13 +68,14 @@ impl Frame {
         })
     }
 
-    /// Records how long messages were in flight, before the frame is completed.
+    /// Records `latencies`, the times that acknowledged messages were in flight, for a frame that is not yet complete.
     pub(crate) fn record_latencies(&self, latencies: impl Iterator<Item = Duration>) {
         if let Some(completions) = &self.completions {
             completions.record(|batch| latencies.for_each(|latency| batch.ack_latency.record(latency, 1)));
         }
     }
 
+    /// Answers the frame with a refusal. Returns the waker of the connection, which the caller must wake.
     pub(crate) fn refuse(&mut self, refusal: Refusal) -> Option<Waker> {
         let (id, operation, messages) = (self.id, self.operation, self.messages.len());
         self.completions.take()?.put(|batch| batch.push_refused(id, operation, messages, Arc::new(refusal)))
@@ -98,13 +103,15 @@ fn outcome(letter: u8) -> Outcome {
     }
 }
 
-/// One entry of the inbox.
+/// An entry of the inbox.
 pub(crate) enum Item {
     Frame(Frame),
-    /// A barrier. The sender is notified when all earlier requests are answered or refused.
+    /// A marker between requests. The task sends to this channel when all earlier requests are answered or refused. If
+    /// Redis becomes unreachable, the task drops the sender.
     Barrier(oneshot::Sender<()>),
 }
 
+/// The requests and barriers that the task has not yet taken, in order.
 #[derive(Default)]
 pub(crate) struct Inbox(Mutex<State>);
 
@@ -114,14 +121,14 @@ struct State {
     /// Number of messages in all items.
     messages: usize,
     waker: Option<Waker>,
-    /// Whether there is a barrier, or a frame without messages. Neither waits for more messages.
+    /// Whether there is a barrier, or a frame without messages. Then the task is woken at once.
     is_urgent: bool,
-    /// Number of messages that the task waits for.
+    /// Number of messages for which the task is woken, set by the last `poll`.
     enough: usize,
 }
 
 impl Inbox {
-    /// Appends the requests of a batch, except refused ones.
+    /// Appends the requests of `batch`, except those that are already refused. `completions` gets the answers.
     pub(crate) fn push(&self, batch: &RequestBatch, connection: ConnectionId, completions: &Arc<Completions>) {
         let mut state = self.0.lock();
         for request in batch.requests.iter().filter(|request| request.refusal.is_none()) {
@@ -142,7 +149,7 @@ impl Inbox {
         State::wake(state);
     }
 
-    /// Moves all items to `taken`, which must be empty.
+    /// Moves all items to `taken`. The caller must pass an empty vector, whose memory the inbox then uses.
     pub(crate) fn take(&self, taken: &mut Vec<Item>) {
         debug_assert!(taken.is_empty(), "items that were taken before are lost");
         let mut state = self.0.lock();
@@ -150,7 +157,8 @@ impl Inbox {
         (state.messages, state.is_urgent) = (0, false);
     }
 
-    /// Returns ready when at least `enough` messages or a barrier wait.
+    /// Returns ready if an item is urgent, or if there are items with at least `enough` messages together. Otherwise
+    /// wakes the task as soon as this is true.
     pub(crate) fn poll(&self, context: &mut Context<'_>, enough: usize) -> Poll<()> {
         let mut state = self.0.lock();
         state.enough = enough;
@@ -169,7 +177,8 @@ impl State {
         self.is_urgent || !self.items.is_empty() && self.messages >= self.enough
     }
 
-    /// Releases the lock, then wakes the task if enough messages wait.
+    /// Wakes the task if enough messages wait, or if an item is urgent. Releases the lock before, so that the woken
+    /// task need not wait for it.
     fn wake(mut state: MutexGuard<'_, State>) {
         let waker = if state.has_enough() { state.waker.take() } else { None };
         drop(state);

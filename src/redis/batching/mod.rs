@@ -1,4 +1,4 @@
-//! Combines the adds and dels of all connections in shared scripts.
+//! Sends the adds and dels of all client connections to Redis, many of them in one script.
 
 pub(crate) mod chunk;
 pub(crate) mod congestion;

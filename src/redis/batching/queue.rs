@@ -1,16 +1,19 @@
-//! Queues the frames of a ring until they are answered. This is the part of batching without I/O.
+//! Queues the requests of a ring until they are answered. This is the part of batching without I/O.
 //!
-//! A *frame* is a request. Its name is a number, and frames stay in the order of these numbers. A *chunk* is the
-//! content of one script: slices of frames, at most [`MAX_CHUNK`] messages. Chunks are numbered. A script applies chunk
-//! n only after chunk n - 1.
+//! A *frame* is one request: an add or a del of one or more messages. Frames are numbered in the order of their
+//! arrival. The number of a frame is its *name*. A *slice* is a part of a frame. A *chunk* is the content of one
+//! script: slices of frames, with at most [`MAX_CHUNK`] messages. Chunks are numbered too, and Redis applies chunk n
+//! only after chunk n - 1. A *session* is one registered connection to Redis. While there is no session, Acks (the
+//! messages of dels) are *held*.
 //!
 //! # Invariants
 //!
 //! 1. Every frame is answered exactly once: when all its messages have an outcome, or when it is refused.
-//! 2. Messages are sent in the order of their connection's frames. A message of a del is sent again only if Redis
-//!    certainly did not apply its chunk.
-//! 3. A message of an add is never sent again if Redis may have applied its chunk.
-//! 4. Connections take turns ([`FairQueue`]). If a part of a frame was sent, the rest goes before all other frames.
+//! 2. The frames of one connection are sent in order. A message of a del is sent again only if Redis certainly did not
+//!    apply its chunk.
+//! 3. An add is sent again only within a session, and only if Redis certainly did not apply its chunk.
+//! 4. Client connections take turns ([`FairQueue`]). If a part of a frame was sent, the rest goes before all other
+//!    frames.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -30,29 +33,33 @@ use crate::redis::connection::errors::{refusal_while_unreachable, refusal_withou
 use crate::redis::connection::link::Progress;
 use crate::redis::connection::lost_writes::{Ack, AnsweredChunks, Lost};
 
-/// The cause in a refusal if the session of a chunk ended without its answer.
+/// The cause in a refusal, if the session ended before the answer to the request arrived.
 const NO_ANSWER: &str = "no answer came in time";
 
-/// If more than this many frames have memory, the memory is freed when no frame is left.
+/// Maximum capacity of an empty queue of frames. If the capacity is greater, the memory is freed when no frame is left.
 const KEEP: usize = 65_536;
 
-/// The requests without an answer, and the state that is necessary to answer them.
+/// All requests without an answer, and the state that is necessary to answer them.
 #[derive(Default)]
 pub(crate) struct Queue {
     pub(super) frames: Frames,
     by_connection: FairQueue,
-    /// Number of messages in `by_connection`, including refused frames.
+    /// Number of messages in `by_connection`. Messages of frames that were refused in the queue still count.
     pub(super) waiting: usize,
-    /// Barriers in order. Each is notified when all frames before its number are answered.
+    /// The barriers in order. A barrier is notified when all frames with a lower number than the barrier's are
+    /// answered.
     pub(super) barriers: VecDeque<(u64, oneshot::Sender<()>)>,
-    /// Chunks whose session ended before their answer, oldest first, each with the generation of that session.
+    /// The chunks whose session ended before their answer arrived, oldest first. Each has the generation of that
+    /// session, a number that Redis never uses twice for this sidecar.
     unanswered: Vec<(i64, Chunk)>,
-    /// The number of the last answered chunk, and the number of unanswered Acks, including the inbox.
+    /// The number of the last answered chunk, and the number of Acks without an answer. Acks that still wait in the
+    /// inbox count too.
     progress: Arc<Progress>,
     max_in_flight: u64,
     answered: AnsweredChunks,
     writer: ChunkWriter,
-    /// The connections to wake. A connection is woken once for all requests that are answered together.
+    /// The wakers of the connections that have new answers. A connection is woken once for all requests that are
+    /// answered together.
     wakers: Vec<Waker>,
 }
 
@@ -79,7 +86,7 @@ impl Queue {
         }
     }
 
-    /// Takes a frame or a barrier while Redis is unreachable. Refuses an add, holds a del, and drops a barrier.
+    /// Processes a frame or a barrier while there is no session. Refuses an add, queues a del, and drops a barrier.
     pub(crate) fn push_while_unreachable(&mut self, item: Item) {
         match item {
             Item::Frame(mut frame) if frame.is_add() => {
@@ -90,17 +97,18 @@ impl Queue {
         }
     }
 
-    /// Wakes connections with new answers. Notifies the barriers whose earlier frames are all answered.
+    /// Wakes the connections that have new answers. Notifies the barriers whose earlier frames are all answered.
     pub(crate) fn wake(&mut self) {
         self.wakers.drain(..).for_each(Waker::wake);
         let passed = self.barriers.partition_point(|(before, _)| *before <= self.frames.first);
         for (_, sender) in self.barriers.drain(..passed) {
-            // The receiver may have timed out.
+            // The receiver may be gone, because it waits only for a limited time.
             let _ = sender.send(());
         }
     }
 
-    /// Returns the next chunk, with at most `most` messages. Returns `None` if nothing waits.
+    /// Removes slices from the queue, and returns them as the chunk with this number. Takes at most `most` messages.
+    /// Returns `None` if no message waits.
     pub(crate) fn next_chunk(&mut self, number: u64, most: usize) -> Option<Chunk> {
         let mut chunk = Chunk { number, slices: Vec::new(), has_adds: false };
         let mut room = most.min(MAX_CHUNK);
@@ -109,7 +117,7 @@ impl Queue {
             && let Some((connection, waiting)) = self.by_connection.pop()
         {
             self.waiting -= waiting.len();
-            // The frame may have been refused since it was queued.
+            // The frame may have been refused since it was queued. Then its slice is skipped.
             let Some(frame) = self.frames.get_mut(waiting.frame) else { continue };
             let slice = Slice { to: waiting.to.min(waiting.from + room), ..waiting };
             if !self.writer.push(slice, frame) {
@@ -127,19 +135,20 @@ impl Queue {
         (!chunk.slices.is_empty()).then_some(chunk)
     }
 
-    /// Puts a slice back before all others.
+    /// Puts a slice back into the queue, before all others.
     fn put_back(&mut self, connection: ConnectionId, slice: Slice) {
         self.waiting += slice.len();
         self.by_connection.push_front(connection, slice);
     }
 
-    /// Writes the chunk that `next_chunk` returned last, in the format of the script.
+    /// Appends the arguments of a chunk to the call of its script. The caller must pass the chunk that `next_chunk`
+    /// returned last.
     pub(crate) fn write(&self, chunk: &Chunk, call: &mut Cmd) {
         call.arg(chunk.number).arg(self.max_in_flight).arg(u8::from(chunk.has_adds));
         self.writer.write(call);
     }
 
-    /// Processes the answer to a chunk, and answers the frames that are complete.
+    /// Processes the answer to a chunk. Answers each frame whose messages all have an outcome now.
     pub(crate) fn apply(&mut self, chunk: Chunk, applied: &Applied, now: Instant) {
         self.progress.answered_chunk.store(chunk.number, Ordering::Relaxed);
         let mut rest = applied.letters.as_bytes();
@@ -188,29 +197,32 @@ impl Queue {
         self.wake();
     }
 
-    /// Removes and returns the answered writes that Redis has lost, if `applied` is the last chunk that Redis applied.
+    /// Removes and returns the answered writes that Redis has lost, or returns `None` if nothing is lost. `applied` is
+    /// the number of the last chunk that Redis has.
     pub(crate) fn take_lost(&mut self, applied: u64) -> Option<Lost> {
         self.answered.take_lost(self.progress.answered_chunk.swap(applied, Ordering::Relaxed), applied)
     }
 
-    /// Ends a frame, unless it is already answered.
+    /// Removes a frame, and calls `with` to answer it. Does nothing if the frame is already answered.
     fn end(&mut self, name: u64, with: impl FnOnce(Frame) -> Option<Waker>) {
         let Some(frame) = self.frames.take(name) else { return };
         if !frame.is_add() {
-            // This comes before the answer, because the client may read the number of held Acks right after its answer.
+            // The number is reduced before the answer, because the client may read the number of held Acks right after
+            // its answer.
             self.progress.unanswered_acks.fetch_sub(frame.messages.len() as u64, Ordering::Relaxed);
         }
         self.wakers.extend(with(frame));
     }
 
-    /// Queues the dels of `chunks` again. Redis certainly did not apply these chunks, nor any later chunk. Their adds
-    /// are queued again too, or refused if there is a `refusal`.
+    /// Queues the slices of `chunks` again. If there is a `refusal`, refuses the adds instead, and queues only the
+    /// dels. The caller must know that Redis did not apply these chunks or any later chunk.
     pub(crate) fn send_again(&mut self, chunks: Vec<Chunk>, refusal: Option<&Refusal>) {
         for slice in chunks.into_iter().rev().flat_map(|chunk| chunk.slices.into_iter().rev()) {
             let Some(frame) = self.frames.get_mut(slice.frame) else { continue };
             match refusal {
                 Some(refusal) if frame.is_add() => {
-                    // Redis applied an earlier part of this frame.
+                    // Redis applied an earlier part of this frame, so the refusal must not say that nothing was
+                    // applied.
                     let is_partly_applied = slice.from > 0;
                     let refusal =
                         if is_partly_applied { refusal_without_answer(&refusal.text) } else { refusal.clone() };
@@ -225,7 +237,7 @@ impl Queue {
         self.wake();
     }
 
-    /// Refuses all adds. If a part of an add was sent, its refusal says that the outcome is unknown.
+    /// Refuses all adds. If a part of an add was sent, the refusal says that its outcome is unknown.
     pub(crate) fn refuse_adds(&mut self, refusal: &Refusal) {
         for mut frame in self.frames.take_adds() {
             let refusal = if frame.is_sent { refusal_without_answer(NO_ANSWER) } else { refusal.clone() };
@@ -234,7 +246,7 @@ impl Queue {
         self.wake();
     }
 
-    /// Refuses every frame of a chunk that Redis cannot apply.
+    /// Refuses every frame that has a slice in `chunk`. For a chunk that Redis cannot apply.
     pub(crate) fn refuse(&mut self, chunk: Chunk, refusal: &Refusal) {
         for slice in chunk.slices {
             self.end(slice.frame, |mut frame| frame.refuse(refusal.clone()));
@@ -242,15 +254,18 @@ impl Queue {
         self.wake();
     }
 
-    /// Ends a session. `unanswered` are its chunks without an answer. Refuses adds, holds dels, and drops barriers.
+    /// Ends the session with this generation. Refuses all adds, keeps the dels, and drops the barriers. `unanswered`
+    /// are the chunks that were sent in the session and not answered.
     pub(crate) fn end_session(&mut self, generation: i64, unanswered: impl Iterator<Item = Chunk>) {
         self.unanswered.extend(unanswered.map(|chunk| (generation, chunk)));
         self.refuse_adds(&refusal_while_unreachable());
         self.barriers.clear();
     }
 
-    /// Begins a session, with the answers to the last two chunks that Redis applied. Chunk numbers repeat after Redis
-    /// lost writes, so an answer must match the generation of its chunk too.
+    /// Begins a session. `answers` are the answers to the last two chunks that Redis applied in earlier sessions. An
+    /// unanswered chunk with such an answer was applied. The other unanswered chunks were not applied, so their dels
+    /// are queued again. After Redis lost writes, chunk numbers repeat. So an answer must also match the generation of
+    /// the chunk.
     pub(crate) fn begin_session(&mut self, answers: &[String; 2], now: Instant) {
         let mut not_applied = Vec::new();
         for (generation, chunk) in mem::take(&mut self.unanswered) {
@@ -263,12 +278,12 @@ impl Queue {
     }
 }
 
-/// All frames without an answer, in order.
+/// The frames without an answer, in the order of their names.
 #[derive(Default)]
 pub(super) struct Frames {
-    /// An element is `None` if its frame ended before an earlier frame.
+    /// An element is `None` if its frame was answered before an earlier frame.
     frames: VecDeque<Option<Frame>>,
-    /// The name of the first frame without an answer, or of the next frame if there is none.
+    /// The name of the first frame in `frames`. If `frames` is empty, the name of the next frame.
     pub(super) first: u64,
 }
 
@@ -279,7 +294,7 @@ impl Frames {
         self.next() - 1
     }
 
-    /// Returns the name that the next frame will get.
+    /// Returns the name for the next frame.
     pub(super) fn next(&self) -> u64 {
         self.first + self.frames.len() as u64
     }
@@ -290,7 +305,7 @@ impl Frames {
         self.frames.get_mut(index)?.as_mut()
     }
 
-    /// Removes a frame in order to answer it.
+    /// Removes and returns a frame, unless it is already answered.
     fn take(&mut self, name: u64) -> Option<Frame> {
         let index = usize::try_from(name.checked_sub(self.first)?).ok()?;
         let frame = self.frames.get_mut(index)?.take();

@@ -1,10 +1,10 @@
-//! Classifies the errors of commands to Redis, and turns them into refusals of requests.
+//! Classifies the errors of commands to Redis, and converts them into refusals of requests.
 
 use redis::{ConnectionAddr, ErrorKind, RedisError};
 
 use crate::core::{Reason, Refusal};
 
-/// The reason why a command has no answer.
+/// The reason why a command to Redis failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub(crate) struct Fault {
@@ -14,15 +14,15 @@ pub(crate) struct Fault {
 
 macro_rules! fault_kinds {
     ($(#[doc = $doc:literal] $kind:ident => $effects:expr,)+) => {
-        /// The kind of a fault.
+        /// The kind of a fault. It determines whether the connection ends, and how requests are refused.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum FaultKind {
             $(#[doc = $doc] $kind,)+
         }
 
         impl FaultKind {
-            /// Returns the metric label, whether one such fault makes the connection useless, and whether Redis
-            /// certainly did not run the command.
+            /// Returns three values: the label in metrics, whether one such fault makes the connection useless, and
+            /// whether Redis certainly did not run the command.
             pub(super) fn effects(self) -> (&'static str, bool, bool) {
                 match self {
                     $(FaultKind::$kind => $effects,)+
@@ -33,42 +33,42 @@ macro_rules! fault_kinds {
 }
 
 fault_kinds! {
-    /// No answer came in time.
+    /// No answer arrived in time.
     Timeout => ("timeout", false, false),
     /// The connection ended.
     Disconnected => ("disconnected", true, false),
     /// This Redis is a replica now and takes no writes.
     ReadOnly => ("readonly", true, true),
-    /// Redis refuses every write for now: it cannot save, or has too few replicas.
+    /// Redis refuses every write, because it cannot save its data or has too few replicas.
     Unwritable => ("unwritable", true, true),
-    /// Redis is a node of a Cluster and does not serve the slot.
+    /// Redis is a node of a Cluster, and another node serves the slot of the ring, or the Cluster is down.
     Clustered => ("other", true, true),
-    /// The slot of the ring is moving to another node of a Cluster. No script runs until the move ends.
+    /// The slot of the ring is being moved to another node of a Cluster. Scripts fail until the move ends.
     OpenSlot => ("open_slot", true, true),
     /// Redis is still loading its data.
     Loading => ("loading", true, true),
-    /// A script of another client runs too long and blocks Redis.
+    /// A script that runs for too long blocks Redis.
     Busy => ("busy", true, true),
-    /// The memory of Redis is full.
+    /// Redis has reached `maxmemory`.
     OutOfMemory => ("oom", false, true),
     /// The script is not in the cache of Redis.
     NoScript => ("noscript", false, true),
-    /// The sidecar has registered a newer connection, or the ring no longer exists.
+    /// The script refused this connection: the sidecar has registered a newer connection, or the ring no longer exists.
     Stale => ("stale", true, true),
-    /// Redis was known to be unreachable, so the command was not sent.
+    /// The command was not sent, because the sidecar has no connection to Redis.
     Unreachable => ("other", false, true),
-    /// The user or the password is wrong, or the user may not run the command.
+    /// The Redis user or the password is wrong, or the user may not run the command.
     Forbidden => ("forbidden", true, false),
-    /// The user may not run a command inside this script. Other scripts may work.
+    /// The Redis user may not run a command in this script, or use a key of it. Other scripts may work.
     Denied => ("forbidden", false, false),
-    /// This version of Redis, or the ring in it, does not fit this sidecar.
+    /// This sidecar cannot use this version of Redis, or a ring with these settings.
     Unfit => ("other", true, true),
     /// Any other error.
     Other => ("other", false, false),
 }
 
 impl FaultKind {
-    /// Returns whether such a fault usually ends soon without an operator.
+    /// Returns whether such a fault usually ends soon, without action of an operator.
     pub(super) fn passes(self) -> bool {
         matches!(self, FaultKind::Timeout | FaultKind::Disconnected | FaultKind::Loading | FaultKind::Busy)
     }
@@ -79,7 +79,7 @@ impl Fault {
         Fault { kind, text: text.into() }
     }
 
-    /// Returns the error and its remedy, for a Redis that cannot be used at all.
+    /// Returns the text of the fault, and a remedy. The remedy assumes that this sidecar cannot use Redis at all.
     pub(crate) fn with_remedy(&self) -> String {
         let remedy = match self.kind {
             FaultKind::ReadOnly => "it is a read-only replica: name its primary",
@@ -106,7 +106,7 @@ impl Fault {
         format!("{}; {remedy}", self.text)
     }
 
-    /// Returns the same fault, with the address of its node.
+    /// Returns the same fault, with the address of the Redis in front of the text.
     pub(crate) fn at(self, address: &ConnectionAddr) -> Fault {
         Fault { text: format!("{address}: {}", self.text), ..self }
     }
@@ -114,7 +114,7 @@ impl Fault {
 
 impl From<RedisError> for Fault {
     fn from(error: RedisError) -> Fault {
-        // In a pipeline, the first failed command has the cause. Later commands fail because of it.
+        // In a pipeline, the error of the first failed command is the cause. Later commands may fail because of it.
         let first = error.clone().into_server_errors().and_then(|errors| Some(errors.first()?.1.clone()));
         let text = first.as_ref().map_or_else(|| error.to_string(), ToString::to_string);
         let error = first.map_or(error, RedisError::from);
@@ -143,7 +143,8 @@ impl From<RedisError> for Fault {
     }
 }
 
-/// Returns whether Redis denied a script a command or a key. Redis 7.0 reports this with a general error code.
+/// Returns whether a script failed because the Redis user may not use a command or a key. Redis 7.0 reports this with a
+/// general error code, so the function searches the text.
 fn is_denied(error: &RedisError) -> bool {
     let denied = ["The user executing the script can't", "ACL failure in script"];
     error.detail().is_some_and(|detail| denied.iter().any(|words| detail.contains(words)))

@@ -1,7 +1,7 @@
 //! Listens for hints from other sidecars: a batch was published or returned, or the lease became free.
 //!
-//! A blocking XREAD on a separate connection reads a short stream. Hints only shorten waits: a sidecar that misses a
-//! hint polls within a second.
+//! A hint is an entry of a short stream in Redis. A blocking XREAD reads it on a separate connection, so that it delays
+//! no requests. A sidecar also polls, so a missed hint only means a longer wait, of about a second.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use crate::redis::leader::lease::RedisLease;
 use crate::redis::outbox::RedisOutbox;
 use crate::redis::topology::nodes::Found;
 
-/// How long Redis blocks an XREAD if there are no hints.
+/// How long Redis blocks an XREAD if there is no hint.
 const BLOCK_MS: u16 = 2_000;
 
-/// How much longer than [`BLOCK_MS`] an answer may take. After that, the connection is replaced.
+/// How much longer than [`BLOCK_MS`] an answer may take. If it takes longer, a new connection replaces this one.
 const GRACE: Duration = Duration::from_secs(3);
 
 /// The pause between a fault and the next attempt to connect.
@@ -35,7 +35,7 @@ pub(crate) async fn listen(link: Arc<Link>, outbox: Arc<RedisOutbox>, lease: Arc
                 Err(error) = read(&session.found, &link, &outbox, &lease) => {
                     debug!(cause = %error, "no hints for now");
                 }
-                // The next session may be with another Redis.
+                // The next session of the link may be with another Redis.
                 _ = states.changed() => {}
             },
             Err(fault) => debug!(cause = fault.text, "no hints for now"),
@@ -44,13 +44,14 @@ pub(crate) async fn listen(link: Arc<Link>, outbox: Arc<RedisOutbox>, lease: Arc
     }
 }
 
-/// Reads hints and notifies the outbox or the lease, until an error.
+/// Reads hints, and notifies the outbox or the lease. Ends only with an error.
 async fn read(found: &Found, link: &Link, outbox: &RedisOutbox, lease: &RedisLease) -> RedisResult<Infallible> {
     let stream = &link.keys.news;
     let mut connection = found.connect("hints", Some(Duration::from_millis(BLOCK_MS.into()) + GRACE)).await?;
     let newest: StreamRangeReply = connection.xrevrange_count(stream, "+", "-", 1).await?;
     let mut last = newest.ids.into_iter().next().map_or_else(|| String::from("0"), |entry| entry.id);
-    // Hints that were sent between two connections are lost, so both listeners are notified now.
+    // Hints between the previous connection and this one were missed. So both the outbox and the lease are notified
+    // now.
     outbox.notify();
     lease.notify();
     let options = StreamReadOptions::default().block(BLOCK_MS.into());
@@ -61,7 +62,8 @@ async fn read(found: &Found, link: &Link, outbox: &RedisOutbox, lease: &RedisLea
             if entry.map.contains_key("vacant") {
                 lease.notify();
             } else if let Some(successor) = entry.get::<String>("handed") {
-                // The other candidates poll at their usual times.
+                // The leader handed the ring over to one candidate. That candidate polls the lease at once, and the
+                // others at their usual times.
                 if successor == link.identity.token {
                     lease.notify();
                 }

@@ -7,10 +7,12 @@
 //!     └── a fault that ends it, two timeouts ─────┘
 //! ```
 //!
-//! A multiplexed connection does not recover by itself after a timeout or a READONLY answer. So this module classifies
-//! every fault, and [`reconnect`](crate::redis::connection::reconnect) opens the next session. Each session registers
-//! first. After that, scripts refuse late writes of the previous session. `open` returns the last chunk that Redis
-//! applied.
+//! A *session* is the time from the registration of one connection until its end. A multiplexed connection does not
+//! recover by itself after a timeout or a READONLY answer. So this module ends the session after some kinds of faults,
+//! and [`reconnect`](crate::redis::connection::reconnect) opens the next session. Each session first runs the script
+//! `open`. This script registers a *generation*, a number that grows with each connection. From then on, scripts refuse
+//! writes of the previous session, which have a lower generation. `open` also returns the number of the last *chunk*,
+//! that is, of the last script with adds and dels that Redis applied.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -35,40 +37,40 @@ use crate::redis::topology::Topology;
 use crate::redis::topology::majority::Confirmation;
 use crate::redis::topology::nodes::Found;
 
-/// After this many timeouts in a row, the sidecar connects again.
+/// Number of timeouts in a row after which the sidecar connects again.
 const MAX_TIMEOUTS: u32 = 2;
 
-/// A registered connection.
+/// A registered connection to Redis.
 pub(crate) struct Session {
     pub(crate) connection: MultiplexedConnection,
     /// The Redis at the other end of the connection.
     pub(crate) found: Found,
     pub(crate) server: Arc<RedisServer>,
-    /// The number of this session of the link, from 1.
+    /// The number of this session among all sessions of the link, from 1.
     pub(crate) number: u64,
     pub(crate) generation: i64,
-    /// Maximum number of ticks that are caught up. This is a setting of the ring in Redis.
+    /// Maximum number of missed ticks that a leader catches up. This is a setting of the ring in Redis.
     pub(crate) catch_up_max_ticks: u32,
-    /// The last chunk that Redis applied for this sidecar.
+    /// The number of the last chunk that Redis had applied for this sidecar when the session began.
     pub(crate) chunk: u64,
-    /// The answers to the last two chunks, each with generation and number.
+    /// The answers to the last two chunks that Redis had applied, each with the generation and the number of its chunk.
     pub(crate) answers: [String; 2],
-    /// Whether the pointer waits for this sidecar. The sidecar held Acks when the session began, or Redis lost some of
-    /// its Acks.
+    /// Whether the pointer (the tick that expires next) waits until this sidecar has applied some Acks: the sidecar
+    /// held them when the session began, or Redis lost them.
     pub(crate) is_awaited: bool,
     pub(crate) confirmation: Mutex<Confirmation>,
-    /// Number of timeouts in a row.
+    /// Number of requests in a row that timed out.
     pub(super) timeouts: AtomicU32,
 }
 
 /// The session of a link, or the reason why there is none.
 pub(crate) type LinkState = Result<Arc<Session>, Fault>;
 
-/// The state of one ring in this sidecar: its connection, and everything that lease, ring and outbox share.
+/// The state of one ring in this sidecar: its connection, and the data that lease, ring and outbox share.
 /// [`reconnect`](crate::redis::connection::reconnect) opens its sessions.
 pub(crate) struct Link {
     pub(crate) ring: u16,
-    /// The options of the store, with the limits of one ring.
+    /// The options of the store. Each limit in them is the share of this ring.
     pub(crate) options: RedisOptions,
     pub(crate) identity: Identity,
     pub(crate) keys: Keys,
@@ -85,20 +87,20 @@ pub(crate) struct Link {
 /// The progress of answers to the requests of a link.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
-    /// Number of messages in unanswered dels.
+    /// Number of messages in dels without an answer. While Redis is unreachable, these Acks are held.
     pub(crate) unanswered_acks: AtomicU64,
     /// The number of the last answered chunk.
     pub(crate) answered_chunk: AtomicU64,
 }
 
 impl Link {
-    /// Returns the stall detector of the current Redis. Without a session, returns a new detector, which reports no
-    /// stall.
+    /// Returns the stall detector of the Redis that the session uses. Without a session, returns a new detector, which
+    /// reports no stall.
     pub(crate) fn silence(&self) -> Arc<StallDetector> {
         self.session().map_or_else(|_| Arc::default(), |session| Arc::clone(&session.server.stall_detector))
     }
 
-    /// Returns whether the current Redis stalls now.
+    /// Returns whether the Redis that the session uses stalls now.
     pub(crate) fn look(&self) -> Look {
         self.silence().look(self.clock.now())
     }
@@ -118,8 +120,9 @@ impl Link {
         self.state.borrow().clone()
     }
 
-    /// Runs a script that writes, only in this session. The call has the keys of meta and link before `keys`, and the
-    /// generation before `arguments`. Returns the first word of the answer, and the rest.
+    /// Runs a script that writes. Redis refuses the script if `session` is no longer the newest one. This function adds
+    /// the keys `meta` and `link` before `keys`, and the generation before `arguments`. Returns the first word of the
+    /// answer, and the other values.
     pub(crate) async fn write_in(
         &self,
         session: &Session,
@@ -144,7 +147,8 @@ impl Link {
         Ok(self.run(&session, script, &call).await?)
     }
 
-    /// Returns the beginning of a call that `refuse_stale_connection.lua` accepts in this session.
+    /// Returns the beginning of a call: its keys, and the generation of the session. `refuse_stale_connection.lua`
+    /// compares this generation in Redis.
     pub(crate) fn guarded(&self, session: &Session, script: &Script, keys: &[impl AsRef<str>]) -> Cmd {
         let Keys { meta, link, .. } = &self.keys;
         let keys: Vec<&str> = [meta.as_str(), link].into_iter().chain(keys.iter().map(AsRef::as_ref)).collect();
@@ -167,8 +171,8 @@ impl Link {
         self.exchange(session, &script.load()).await.map(drop).map_err(|fault| self.report(session, fault))
     }
 
-    /// Sends a call and waits for its answer. Counts a fault, and ends the session if the kind of the fault requires
-    /// it.
+    /// Sends a call of a script and waits for its answer. Counts a fault, and ends the session if the fault makes it
+    /// useless.
     pub(crate) async fn send(
         &self,
         session: &Session,
@@ -177,7 +181,7 @@ impl Link {
     ) -> Result<Answer, Fault> {
         let begun = self.clock.now();
         let answered = self.exchange(session, call).await;
-        // After a timeout, the elapsed time is a lower limit of the round trip.
+        // Timeouts count too: the round trip would have taken at least the elapsed time.
         if answered.as_ref().err().is_none_or(|fault| fault.kind == FaultKind::Timeout) {
             self.metrics
                 .redis_round_trips
@@ -193,8 +197,8 @@ impl Link {
         Answer::new(script, value)
     }
 
-    /// Runs a script that does nothing, for the stall detector. A PING would be answered even while Redis pauses
-    /// writes. A timeout of this script loses nothing and is not counted.
+    /// Runs a script that does nothing, so that the stall detector gets an answer. The script is used because Redis
+    /// answers a PING even while it pauses writes. A timeout is not counted as an error, because no request is lost.
     pub(crate) async fn probe(&self, session: &Session) {
         match self.exchange(session, redis::cmd("EVAL").arg("return 1").arg(0)).await {
             Ok(_) | Err(Fault { kind: FaultKind::Timeout, .. }) => {}
@@ -207,7 +211,7 @@ impl Link {
         session.server.exchange(answer(&mut session.connection.clone(), call)).await
     }
 
-    /// Counts a fault. Ends the session if this fault makes the session useless.
+    /// Counts a fault. Ends the session if the fault makes it useless, or if it is one of too many timeouts in a row.
     fn report(&self, session: &Session, fault: Fault) -> Fault {
         let (label, ends_the_connection, _) = fault.kind.effects();
         self.metrics.redis_errors.of(label).inc();
@@ -219,7 +223,7 @@ impl Link {
         fault
     }
 
-    /// Ends a session. The link then connects again.
+    /// Ends `session`, unless a newer session has replaced it. The link then connects again.
     pub(crate) fn give_up(&self, session: &Session, fault: &Fault) {
         let is_ended = self.state.send_if_modified(|state| {
             let is_current = state.as_ref().is_ok_and(|current| current.number == session.number);
@@ -239,7 +243,7 @@ impl Link {
     }
 }
 
-/// Sends a command and waits for its answer. An error inside the answer becomes the error of the result.
+/// Sends a command and waits for its answer. If the answer contains an error, returns that error.
 pub(crate) async fn answer(connection: &mut MultiplexedConnection, call: &Cmd) -> RedisResult<Value> {
     connection.send_packed_command(call).await.and_then(Value::extract_error)
 }

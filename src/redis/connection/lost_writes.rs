@@ -1,8 +1,10 @@
-//! Applies Acks again that Redis has answered and then lost in a failover or a restart.
+//! Applies Acks again that Redis answered and then lost, in a failover or a restart.
 //!
-//! Chunks are numbered, and Redis keeps the number of the last applied chunk. If a new session finds a lower number
-//! than the last answered one, Redis has lost all chunks after that lower number. The pointer waits until this sidecar
-//! has applied the lost Acks again, and all Acks that it held before the session.
+//! A *chunk* is the group of adds and dels that one script applies. Chunks are numbered, and Redis keeps the number of
+//! the last applied chunk. Each new session with Redis reads this number. If it is lower than the number of the last
+//! answered chunk, Redis has lost the chunks in between. Then the pointer, which is the tick that expires next, waits
+//! until this sidecar has applied the lost Acks again. The pointer also waits for Acks that this sidecar held while it
+//! had no session.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -13,11 +15,11 @@ use crate::core::{Message, Refusal};
 use crate::redis::connection::link::{Link, Session};
 use crate::redis::scripts::SCRIPTS;
 
-/// How long answered Acks are kept. A replica lags less than this, and an append-only file is synchronised every
-/// second.
+/// How long the sidecar keeps answered Acks. A replica rarely lags for longer, and Redis synchronises an append-only
+/// file every second.
 const KEPT_FOR: Duration = Duration::from_secs(10);
 
-/// Maximum number of Acks that one script applies again. Redis needs about a millisecond for them.
+/// Maximum number of Acks that one script applies again. Redis needs about a millisecond for this number.
 const MAX_REAPPLIED: usize = 1_000;
 
 /// A message that an answered DelMsg removed from flight.
@@ -29,7 +31,7 @@ pub(crate) struct Ack {
     pub(crate) is_withdrawal: bool,
 }
 
-/// An answered chunk.
+/// A chunk that Redis has answered.
 #[derive(Debug)]
 struct AnsweredChunk {
     number: u64,
@@ -42,23 +44,25 @@ struct AnsweredChunk {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Lost {
     pub(crate) chunks: u64,
-    /// Number of added messages in the lost chunks, as far as those chunks are kept. These messages will not time out.
+    /// Number of messages that the lost chunks added. Chunks that this sidecar no longer keeps do not count. These
+    /// messages will not time out.
     pub(crate) added: u64,
     /// Acks that can be applied again, oldest first.
     pub(crate) acks: Vec<Ack>,
 }
 
-/// The answered chunks of the last seconds, oldest first.
+/// The chunks that Redis answered in the last [`KEPT_FOR`], oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct AnsweredChunks {
     chunks: VecDeque<AnsweredChunk>,
     acks: usize,
-    /// How many Acks are kept.
+    /// Maximum number of Acks in `chunks`.
     pub(crate) max_acks: usize,
 }
 
 impl AnsweredChunks {
-    /// Records the Acks of an answered chunk, and the number of messages that it added.
+    /// Records an answered chunk: its Acks, and the number of messages that it added. Removes the oldest chunks if they
+    /// are too old, or if there are too many Acks.
     pub(crate) fn push(&mut self, number: u64, answered_at: Instant, added: u64, acks: Vec<Ack>) {
         self.acks += acks.len();
         self.chunks.push_back(AnsweredChunk { number, answered_at, added, acks });
@@ -70,8 +74,8 @@ impl AnsweredChunks {
         }
     }
 
-    /// Removes and returns the writes that Redis has lost. `answered` is the last answered chunk, `applied` the last
-    /// chunk that Redis has. Returns `None` if nothing is lost.
+    /// Removes and returns the writes that Redis has lost, or returns `None` if nothing is lost. `answered` is the
+    /// number of the last chunk that Redis answered. `applied` is the number of the last chunk that Redis has now.
     pub(crate) fn take_lost(&mut self, answered: u64, applied: u64) -> Option<Lost> {
         let chunks = answered.checked_sub(applied).filter(|chunks| *chunks > 0)?;
         let kept = self.chunks.partition_point(|chunk| chunk.number <= applied);
@@ -85,7 +89,7 @@ impl AnsweredChunks {
     }
 }
 
-/// Reports the writes that Redis has lost, and applies their Acks again.
+/// Counts and logs the writes that Redis has lost, and applies their Acks again.
 pub(crate) async fn reapply(link: &Link, session: &Session, Lost { chunks, added, acks }: Lost) {
     let (ring, metrics) = (link.ring, &link.metrics);
     metrics.redis_lost_writes.inc_by(chunks);

@@ -1,4 +1,5 @@
-//! Opens the sessions of a link: the first session, and a new session whenever one ends.
+//! Opens the sessions of a link. A *link* connects this sidecar to the Redis of one ring. A *session* is one registered
+//! connection of a link. Whenever a session ends, this module opens the next one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,28 +21,30 @@ use crate::redis::topology::majority::Confirmation;
 /// The pause after a failed attempt to connect.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// A session that ends sooner than this is short. After several short sessions in a row, the next session is delayed.
+/// A session that ends sooner than this is *short*. After several short sessions in a row, this module waits before it
+/// opens the next one.
 const SHORT_SESSION: Duration = Duration::from_secs(1);
 
-/// This many short sessions in a row cause no delay.
+/// Number of short sessions in a row that cause no delay of the next session.
 const FEW_SHORT_SESSIONS: u32 = 5;
 
-/// The maximum delay of a session.
+/// The maximum delay before the next session. The delay grows with each further short session.
 const LONGEST_DELAY: Duration = Duration::from_secs(2);
 
 /// Opens the sessions of a link, one after the other.
 pub(crate) struct Sessions {
     link: Arc<Link>,
     opened: u64,
-    /// The incarnation of the ring in the last session.
+    /// The incarnation of the ring in the last session: a random name that changes when the ring is created again.
     incarnation: Option<String>,
-    /// The Redis of the last session. Kept because its stall detector knows of a stall that may have ended the session.
+    /// The Redis of the last session. It is kept for its stall detector, which has recorded a stall that may have ended
+    /// the session.
     server: Option<Arc<RedisServer>>,
 }
 
 impl Sessions {
-    /// Opens the first session. Retries for up to [`START_TIMEOUT`], but only after faults that end by themselves, for
-    /// example while Redis loads its data.
+    /// Opens the first session. Retries for up to [`START_TIMEOUT`] after a fault that usually ends by itself, for
+    /// example while Redis loads its data. Returns any other fault at once.
     pub(crate) async fn begin(link: Arc<Link>) -> Result<Sessions, Fault> {
         let mut sessions = Sessions { link, opened: 0, incarnation: None, server: None };
         let Link { topology, clock, state, .. } = &*Arc::clone(&sessions.link);
@@ -85,7 +88,7 @@ impl Sessions {
         }
     }
 
-    /// Opens the next session. Retries without a limit.
+    /// Opens the next session. Retries until this succeeds.
     async fn open_next(&mut self) -> Arc<Session> {
         let mut logged = None;
         loop {
@@ -108,7 +111,7 @@ impl Sessions {
         }
     }
 
-    /// Connects, loads the scripts and registers the connection.
+    /// Connects, loads the scripts, and registers the connection with the script `open`.
     async fn open(&mut self) -> LinkState {
         let Link { ring, keys, topology, servers, clock, metrics, progress, .. } = &*self.link;
         // The connection has no timeout for answers, because `RedisServer::exchange` applies one.
@@ -164,8 +167,8 @@ impl Sessions {
         }))
     }
 
-    /// Returns the call that registers the next session. `answered` is the last answered chunk, `held` the number of
-    /// held Acks.
+    /// Returns the call that registers the next session. `answered` is the number of the last chunk of requests that
+    /// Redis answered. `held` is the number of Acks that this sidecar holds.
     fn registration(&self, answered: u64, held: u64) -> Cmd {
         let Link { keys, options: RedisOptions { wheel, rings, catch_up_max_ticks, .. }, .. } = &*self.link;
         let Keys { meta, link, outbox, groups, sidecars, held_acks, lease, messages, ticks, late, .. } = keys;
@@ -173,13 +176,15 @@ impl Sessions {
             keys.and_lists(&[meta, link, outbox, groups, sidecars, held_acks, lease, messages, ticks, late]);
         let mut call = SCRIPTS.open.call(&names);
         call.arg(SCHEMA).arg(OLDEST_SCHEMA).arg(wheel.slots()).arg(wheel.tick_ms()).arg(rings);
-        // If a later session creates the ring, the new name shows that it is another ring.
+        // The random name becomes the incarnation, if this call creates the ring. If Redis lost an older ring, the
+        // changed name shows this.
         call.arg(wheel.slots() + SPARE_LISTS).arg(crate::redis::random_name());
         call.arg(&keys.sidecar).arg(catch_up_max_ticks).arg(answered).arg(held);
         call
     }
 
-    /// Returns the fault for a ring in Redis with other settings than this sidecar has.
+    /// Returns the fault for a ring whose settings in Redis differ from those of this sidecar. `answer` has the
+    /// settings in Redis.
     fn other_settings(&self, answer: &mut Answer) -> Result<Fault, Fault> {
         let RedisOptions { wheel, namespace, rings: own_rings, .. } = &self.link.options;
         let (schema, slots, tick_ms, rings) = (answer.count()?, answer.count()?, answer.count()?, answer.count()?);

@@ -1,12 +1,13 @@
 //! Sends the commands of all links to one Redis, and detects from the answers whether Redis is reachable.
 //!
-//! Redis serves connections in turns. If Redis is busy, one answer may take long while other answers arrive all the
-//! time. So Redis is unreachable only if it answers *nothing* for [`RESPONSE_TIMEOUT`] while requests wait. While an
-//! answer is late, a probe is sent on a separate connection. The probe waits for one turn only, however much the links
-//! have in flight.
+//! A *link* connects this sidecar to the Redis of one ring. Redis serves its connections in turns. If Redis is busy,
+//! one answer may take long, while others arrive all the time. So Redis counts as unreachable only if it answers
+//! *nothing* for [`RESPONSE_TIMEOUT`] while requests wait. While an answer is late, this module sends *probes*, small
+//! scripts on a separate connection. A probe is answered after one turn, even if the links have many requests in
+//! flight.
 //!
-//! A single answer can also be lost if its connection died unnoticed. Then Redis answers several probes that were sent
-//! later. In that case the connection is useless.
+//! A connection can also die unnoticed, so that its answers never arrive. Then Redis still answers probes. If Redis has
+//! answered several probes that were sent after a request, the connection of that request counts as lost.
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -26,18 +27,19 @@ use crate::redis::connection::stall_detector::{StallDetector, Unanswered};
 use crate::redis::options::RESPONSE_TIMEOUT;
 use crate::redis::topology::nodes::Found;
 
-/// Number of parts in the wait for [`RESPONSE_TIMEOUT`]. A pause of this process costs only one of these parts.
+/// Number of parts into which [`RESPONSE_TIMEOUT`] is divided. If this process pauses, only the current part ends, and
+/// answers that arrived in the pause are read in the next part.
 const PARTS: u32 = 4;
 
-/// After this many parts (1.5 s) an answer may count as lost. The next connection can then still renew a lease of 3 s
-/// in time.
+/// Minimum number of parts (1.5 s) after which an answer may count as lost. After 1.5 s, the next connection can still
+/// renew a lease of 3 s in time.
 const PARTS_UNTIL_LOST: u32 = 12;
 
-/// An answer counts as lost if Redis has answered this many later probes. Redis may read a long script in several
-/// turns.
+/// Minimum number of probes, sent after a request and answered, after which the answer to the request may count as
+/// lost. One probe does not suffice, because Redis may need several turns to read a long script.
 const PROBES_UNTIL_LOST: u64 = 8;
 
-/// If a probe takes longer than this, the next probe uses a new connection.
+/// Maximum time for the answer to a probe. If it takes longer, the next probe uses a new connection.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The Redis servers that the links of this process use, by address.
@@ -45,6 +47,7 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 pub(crate) struct RedisServers(Mutex<HashMap<String, Weak<RedisServer>>>);
 
 impl RedisServers {
+    /// Returns the server at the address of `found`. If no link uses it yet, starts the task that sends its probes.
     pub(crate) fn of(&self, found: &Found, clock: &Arc<Clock>) -> Arc<RedisServer> {
         let mut servers = self.0.lock();
         servers.retain(|_, server| server.strong_count() > 0);
@@ -61,11 +64,11 @@ impl RedisServers {
     }
 }
 
-/// One Redis server.
+/// One Redis server, shared by all links to the same address. A task sends its probes.
 pub(crate) struct RedisServer {
     pub(crate) stall_detector: Arc<StallDetector>,
     clock: Arc<Clock>,
-    /// Notified when an answer is late.
+    /// Notified when an answer is late, so that the task sends a probe.
     late: Arc<Notify>,
     _probing: AbortOnDropHandle<()>,
 }
@@ -84,6 +87,7 @@ impl RedisServer {
         answered
     }
 
+    /// Waits for the answer to a request. Returns a fault if Redis is unreachable or the answer is lost.
     async fn wait<T>(&self, unanswered: &Unanswered<'_>, request: impl Future<Output = T>) -> Result<T, Fault> {
         let mut request = pin!(request);
         let mut wait = Wait { parts: 0, silent: 0, answers: unanswered.answers };
@@ -97,18 +101,19 @@ impl RedisServer {
     }
 }
 
-/// The wait for one answer.
+/// The wait for the answer to one request, in parts.
 #[derive(Debug)]
 struct Wait {
     parts: u32,
-    /// Number of parts since the last answer to any request.
+    /// Number of parts that ended since Redis last answered any request.
     silent: u32,
-    /// Number of answers to any request, counted at the end of the last part.
+    /// Number of answers of this Redis to any request, as counted at the end of the last part.
     answers: u64,
 }
 
 impl Wait {
-    /// Ends a part of the wait. Takes the numbers of answers to any request and to later probes so far.
+    /// Ends a part of the wait. Returns a fault if the wait should end. `answers` is the number of answers of this
+    /// Redis to any request. `later_probes` is the number of answered probes that were sent after the request.
     fn end_part(&mut self, answers: u64, later_probes: u64) -> Result<(), Fault> {
         self.parts += 1;
         self.silent = if answers == self.answers { self.silent + 1 } else { 0 };
@@ -127,11 +132,11 @@ impl Wait {
     }
 }
 
-/// Sends a probe on a separate connection whenever an answer is late. Never ends.
+/// Sends a probe on a separate connection whenever `late` is notified. Never ends.
 async fn probe(found: Found, stall_detector: Arc<StallDetector>, clock: Arc<Clock>, late: Arc<Notify>) {
-    // A busy Redis accepts a new connection slowly, so this connection is opened before it is needed.
+    // This connection is opened before the first probe, because a busy Redis accepts new connections slowly.
     let mut connection = found.connect("probes", None).await.ok();
-    // A PING would be answered even while Redis pauses writes.
+    // The probe is a script, because Redis answers a PING even while it pauses writes.
     let mut script = redis::cmd("EVAL");
     script.arg("return 1").arg(0);
     loop {
@@ -142,7 +147,7 @@ async fn probe(found: Found, stall_detector: Arc<StallDetector>, clock: Arc<Cloc
         };
         let unanswered = stall_detector.probe_sent(clock.now());
         let answered = stall_aware_timeout(PROBE_TIMEOUT, script.query_async::<()>(present)).await;
-        // Any error other than a lost connection is an answer too.
+        // An error in the answer shows that Redis answers. Only a lost connection or a timeout shows nothing.
         let is_lost = |error| Fault::from(error).kind == FaultKind::Disconnected;
         if answered.is_some_and(|answered| !answered.is_err_and(is_lost)) {
             unanswered.answered(clock.now());
@@ -158,8 +163,8 @@ async fn probe(found: Found, stall_detector: Arc<StallDetector>, clock: Arc<Cloc
 mod tests {
     use super::*;
 
-    /// Returns the part that ends a wait, and the fault. `after` returns the numbers of answers and later probes after
-    /// a part.
+    /// Returns the number of the part that ends a wait, and the kind of the fault. `after` returns the numbers of
+    /// answers and of later probes at the end of a part.
     fn ends(after: impl Fn(u32) -> (u64, u64)) -> Option<(u32, FaultKind)> {
         let mut wait = Wait { parts: 0, silent: 0, answers: 7 };
         (1..=1_000).find_map(|part| {

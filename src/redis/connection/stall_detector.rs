@@ -1,8 +1,9 @@
-//! Detects from the timing of answers whether one Redis stalls, or stalled lately.
+//! Detects from the timing of answers whether a Redis stalls, or stalled lately. In a *stall*, Redis answers nothing
+//! although requests wait.
 //!
 //! During a stall, Acks wait in all sidecars. If a tick expired before Redis applied those Acks, messages would time
-//! out although their clients have acknowledged them. All links to one Redis share a detector. An answer on any link
-//! shows that Redis works, even if another link waits long.
+//! out although clients have acknowledged them. All connections of this process to one Redis share a detector. An
+//! answer on any connection shows that Redis works, even if a request on another connection waits long.
 
 use std::time::{Duration, Instant};
 
@@ -10,33 +11,35 @@ use parking_lot::Mutex;
 
 use crate::redis::options::RESPONSE_TIMEOUT;
 
-/// A time without answers that is at most this long is no stall. A script may take as long, or the scheduling of a
-/// process.
+/// A time without answers is a stall only if it is longer than this. A long script, or the scheduling of processes, can
+/// also delay answers for this long.
 const UNNOTICED: Duration = Duration::from_millis(100);
 
-/// The length of a period. The minimum round trip covers the current and the previous period, since the network path
-/// may change.
+/// The length of a period. The shortest round trip is taken from the current and the previous period. Older round trips
+/// are forgotten, since the network path may change.
 const ROUND_TRIPS_KEPT: Duration = Duration::from_secs(10);
 
-/// Maximum round trip of a network path to Redis. If a round trip takes longer, Redis itself is slow.
+/// Maximum round trip that is attributed to the network path. If all round trips take longer, Redis itself is slow.
 const LONGEST_WAY: Duration = Duration::from_millis(250);
 
-/// The timing of the answers of one Redis.
+/// A detector for the stalls of one Redis.
 #[derive(Debug, Default)]
 pub(crate) struct StallDetector(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
     unanswered: u32,
-    /// The time of the last answer, or of the first request that waits. Used only while a request is unanswered.
+    /// The beginning of the current time without answers: the last answer, or the first request if none waited before.
+    /// Used only while a request waits for its answer.
     since: Option<Instant>,
     answers: u64,
-    /// Number of probes sent, and number of probes answered.
+    /// Number of probes sent, and number of the last answered probe. A probe is a script without effect that is sent
+    /// while an answer is late.
     probes: [u64; 2],
     /// The last two round trips.
     round_trips: [Duration; 2],
-    /// The shortest round trips of the current and the previous period. `least_since` is the beginning of the current
-    /// period.
+    /// The shortest round trip of the current period, and that of the previous period. `least_since` is the beginning
+    /// of the current period.
     least: [Option<Duration>; 2],
     least_since: Option<Instant>,
     /// The end of the last stall, and its length.
@@ -48,14 +51,14 @@ struct State {
 pub(crate) enum Look {
     /// Redis answers.
     Answers,
-    /// Redis has not answered for too long.
+    /// Redis has not answered for too long, and requests wait.
     Silent,
-    /// Redis answers again after a stall. For this long, requests that waited in the stall may still arrive.
+    /// Redis answers again after a stall. For this time from now, requests that waited in the stall may still arrive.
     CatchesUp(Duration),
 }
 
 impl StallDetector {
-    /// Records that a request is sent.
+    /// Records that a request is sent. The caller must report the outcome to the returned value, or drop it.
     pub(crate) fn request_sent(&self, now: Instant) -> Unanswered<'_> {
         let mut state = self.0.lock();
         if state.unanswered == 0 {
@@ -65,36 +68,37 @@ impl StallDetector {
         Unanswered { detector: self, sent_at: now, answers: state.answers, probes: state.probes[0] }
     }
 
-    /// Records that a probe is sent. The previous probe must be answered or given up.
+    /// Records that a probe is sent. The caller must send only one probe at a time.
     pub(crate) fn probe_sent(&self, now: Instant) -> Unanswered<'_> {
         let unanswered = self.request_sent(now);
         self.0.lock().probes[0] += 1;
         unanswered
     }
 
-    /// Records the answer to the last probe.
+    /// Records that the last probe was answered.
     pub(crate) fn probe_answered(&self) {
         let mut state = self.0.lock();
         state.probes[1] = state.probes[0];
     }
 
-    /// Returns the number of answered requests.
+    /// Returns the number of requests that Redis has answered, including probes.
     pub(crate) fn answers(&self) -> u64 {
         self.0.lock().answers
     }
 
-    /// Returns the round trip to an idle Redis: the shortest recent round trip.
+    /// Returns an estimate of the round trip to an idle Redis: the shortest recent round trip.
     pub(crate) fn least_round_trip(&self) -> Duration {
         let least = self.0.lock().least;
         least.into_iter().flatten().min().unwrap_or_default().min(LONGEST_WAY)
     }
 
-    /// Returns how long a request may wait before it shows a stall. If two round trips in a row took long, the network
-    /// path is long, and the limit is higher.
+    /// Returns how long Redis may answer nothing before this counts as a stall. If the last two round trips both took
+    /// long, the network path may be long, so the limit is higher.
     pub(crate) fn patience(&self) -> Duration {
         self.0.lock().patience()
     }
 
+    /// Returns whether Redis stalls at `now`, or stalled shortly before.
     pub(crate) fn look(&self, now: Instant) -> Look {
         let state = self.0.lock();
         if state.unanswered > 0 && state.length(now) > state.patience() {
@@ -103,7 +107,8 @@ impl StallDetector {
         let Some((end, length)) = state.stall else { return Look::Answers };
         match (end + length).checked_duration_since(now) {
             None | Some(Duration::ZERO) => Look::Answers,
-            // After such a long stall, a sidecar may have to connect again first.
+            // After such a long stall, sidecars may have to connect again, so the time until their requests arrive is
+            // unknown.
             Some(_) if length >= RESPONSE_TIMEOUT => Look::CatchesUp(Duration::MAX),
             Some(left) => Look::CatchesUp(left),
         }
@@ -115,12 +120,12 @@ impl State {
         (self.round_trips[0].min(self.round_trips[1]) * 2).max(UNNOTICED)
     }
 
-    /// Returns how long Redis has answered nothing.
+    /// Returns how long Redis has answered nothing. Valid only while a request waits.
     fn length(&self, now: Instant) -> Duration {
         self.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 
-    /// Records a stall that ends now, if the time without answers was long enough.
+    /// Records a stall that ends now, if the time without answers was longer than the limit.
     fn record_stall(&mut self, now: Instant) {
         let length = self.length(now);
         if length > self.patience() {
@@ -129,19 +134,19 @@ impl State {
     }
 }
 
-/// A request without an answer. It counts as unanswered until it is dropped.
+/// A request without an answer. The detector counts the request as unanswered until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Unanswered<'a> {
     detector: &'a StallDetector,
     sent_at: Instant,
-    /// The number of answers before the request was sent.
+    /// The number of answers that Redis had given when the request was sent.
     pub(crate) answers: u64,
-    /// The number of probes sent before the request.
+    /// The number of probes that had been sent when the request was sent.
     probes: u64,
 }
 
 impl Unanswered<'_> {
-    /// Records the answer of the request.
+    /// Records that the request is answered.
     pub(crate) fn answered(self, now: Instant) {
         let mut state = self.detector.0.lock();
         state.record_stall(now);
@@ -155,7 +160,7 @@ impl Unanswered<'_> {
         state.least[0] = Some(state.least[0].map_or(round_trip, |least| least.min(round_trip)));
     }
 
-    /// Returns the number of answered probes that were sent after the request.
+    /// Returns the number of probes that were sent after the request and are answered.
     pub(crate) fn later_probes(&self) -> u64 {
         self.detector.0.lock().probes[1].saturating_sub(self.probes)
     }
@@ -198,7 +203,7 @@ mod tests {
     #[test]
     fn many_requests_in_flight_have_answers_all_the_time() {
         let (detector, start) = (StallDetector::default(), Instant::now());
-        // Each request takes 300 ms, and a request is answered every 60 ms.
+        // Each request takes 300 ms, and Redis answers one every 60 ms.
         let mut under_way = Vec::new();
         for nth in 0..50 {
             under_way.push(detector.request_sent(start + ms(60 * nth)));
@@ -206,7 +211,8 @@ mod tests {
                 under_way.remove(0).answered(start + ms(60 * nth));
                 assert_eq!(detector.look(start + ms(60 * nth)), Look::Answers, "{nth}");
             } else {
-                // The first answer has not arrived yet.
+                // The first answer has not arrived yet, so the test pretends that Redis has just answered another
+                // request.
                 detector.0.lock().since = Some(start + ms(60 * nth));
             }
         }

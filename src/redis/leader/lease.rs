@@ -1,4 +1,7 @@
-//! Implements the lease of a ring in Redis: a key with a token, and an epoch. Uses [`Candidate`] and [`Leaderships`].
+//! Implements the lease of a ring in Redis: a key that expires, with the token of the leader. The sidecar that holds
+//! the lease leads the ring, that is, moves its pointer, the tick that expires next. Each election begins a new
+//! *epoch*, a number that only grows. [`Candidate`] decides when to poll the lease, and [`Leaderships`] distributes
+//! several rings over the sidecars.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -26,15 +29,16 @@ pub(crate) struct RedisLease {
 struct State {
     possession: Possession,
     candidate: Candidate,
-    /// The highest epoch seen. If Redis loses the ring, the new ring must not begin below this epoch.
+    /// The highest epoch that this sidecar has seen. If Redis loses the ring, the next election must still begin a
+    /// higher epoch.
     highest_epoch: u64,
 }
 
-/// Whether this sidecar holds the lease, as far as the sidecar knows.
+/// Whether this sidecar holds the lease, as far as it knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Possession {
     NotHeld,
-    /// The sidecar has requested an election whose answer has not arrived: it may have won.
+    /// The sidecar has requested an election and has no answer yet. It may have won.
     Requested,
     Held,
 }
@@ -79,14 +83,16 @@ impl Lease for RedisLease {
         }
         let mut renew_at = now + options.lease / 3;
         if self.leaderships.are_shared() && !may_hand_over {
-            // The sidecar may hand over after the next move, so it renews its lease soon after that. If a lease is
-            // three ticks, later renewals come at the same point of a tick.
+            // The sidecar cannot hand the ring over now, but perhaps soon after the next move of the pointer. So it
+            // renews its lease then. Otherwise a hand-over may never be possible at a renewal: if a lease lasts three
+            // ticks, all renewals come at the same point of a tick.
             renew_at = renew_at.min(term.next.at.max(now) + options.wheel.tick_length() / 16);
         }
         Ok(Leadership::Leads { epoch: term.epoch, renew_at: Some(renew_at) })
     }
 
-    /// Sends the release even if another sidecar leads, since a draining sidecar must stop being a candidate.
+    /// Gives up the lease. With several rings, also sends the release if another sidecar leads, because it ends the
+    /// candidacy of this sidecar.
     async fn release(&self, _now: Instant) -> Result<(), Refusal> {
         self.leaderships.withdraw(self.link.clock.now());
         let is_held = self.state.lock().possession != Possession::NotHeld;
@@ -109,13 +115,13 @@ impl RedisLease {
         RedisLease { link, leaderships, state, on_lease_free: RwLock::default() }
     }
 
-    /// Calls the listeners, because the lease may be free.
+    /// Calls the listeners. Must be called when the lease may be free.
     pub(crate) fn notify(&self) {
         self.on_lease_free.read().iter().for_each(|listener| listener());
     }
 
-    /// Returns whether another sidecar could make the next move as well as this one. It could not if only this sidecar
-    /// knows of a stall or an outage of Redis.
+    /// Returns whether this sidecar may hand the ring over at `now`. It may not if it knows of a recent stall or outage
+    /// of Redis: the next leader may not know of it, and would not wait for Acks.
     fn can_hand_over(&self, now: Instant) -> bool {
         let link @ Link { options, term: current, .. } = &*self.link;
         let (Some(term), Ok(session)) = (current.get(), link.session()) else { return false };
@@ -127,7 +133,8 @@ impl RedisLease {
             && link.look() == Look::Answers
     }
 
-    /// Renews the lease if this sidecar still holds it. Returns the candidates if `wanted` is set.
+    /// Renews the lease. Returns `None` if this sidecar no longer holds it. Otherwise returns the candidates of the
+    /// ring, or an empty list if `wanted` is false.
     async fn renew(&self, session: &Session, term: Term, wanted: bool) -> Result<Option<Vec<Candidacy>>, Refusal> {
         let link @ Link { ring, options, identity, term: current, .. } = &*self.link;
         let arguments = (&identity.token, term.epoch, whole_ms(options.lease), wanted);
@@ -156,15 +163,15 @@ impl RedisLease {
         }
     }
 
-    /// Stands for election. A leader whose connection was rebuilt also stands again and gets a new epoch, because the
-    /// Redis behind the new connection may have lost writes.
+    /// Stands for election. After a new connection, a leader also stands again and gets a new epoch, because that Redis
+    /// may have lost writes.
     async fn stand_for_election(&self, now: Instant, session: &Session) -> Result<Leadership, Refusal> {
         let link @ Link { options, identity, term: current, .. } = &*self.link;
         let recovered_at = link.confirmed(session)?;
         let begun = now.max(link.clock.now());
         let before = current.get();
-        // The first grace period since the last move counts. Later outages do not extend it, so many short outages
-        // cannot stop the wheel.
+        // After an outage, the pointer waits for Acks during a grace period. Further outages before the next move of
+        // the pointer do not extend this period, so that many short outages cannot stop the pointer.
         let grace_until = before.and_then(|term| term.grace_until);
         let grace_until = grace_until.or(recovered_at.map(|recovered_at| recovered_at + options.outage_grace));
         let wait = grace_until.map_or(Duration::ZERO, |until| until.saturating_duration_since(begun));
@@ -195,6 +202,7 @@ impl RedisLease {
         }
     }
 
+    /// Processes a won election, and begins a term.
     fn lead(
         &self,
         answer: &mut Answer,
@@ -241,6 +249,7 @@ impl RedisLease {
         Ok(Leadership::Leads { epoch, renew_at: Some(now + options.lease / 3) })
     }
 
+    /// Processes a lost election, and records the state of the leader.
     fn follow(&self, answer: &mut Answer, now: Instant) -> Result<Leadership, Refusal> {
         let Link { ring, options, term: current, .. } = &*self.link;
         let holder = (answer.text()?, answer.text()?);
@@ -265,7 +274,7 @@ impl RedisLease {
         Leadership::Follows { retry_after: self.state.lock().candidate.retry_after(random) }
     }
 
-    /// Gives up the lease, and sends a hint to the other sidecars.
+    /// Gives up the lease, and sends `hint` to the other sidecars: a field and its value.
     async fn give_up(&self, hint: (&str, &str)) -> Result<Leadership, Refusal> {
         let link @ Link { identity, term: current, .. } = &*self.link;
         current.end();

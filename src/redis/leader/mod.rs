@@ -1,4 +1,5 @@
-//! Leadership of rings: the lease of each ring, the leadership term, and how sidecars share the rings.
+//! Determines which sidecar leads each ring: the lease of a ring, the term of a leader, and the distribution of rings
+//! over the sidecars.
 
 pub(super) mod lease;
 pub(super) mod rebalance;

@@ -1,12 +1,13 @@
 //! Rebalances leaderships over several rings: the sidecar that leads the most rings hands one to the sidecar that leads
 //! the fewest.
 //!
-//! A candidate announces to each ring how many rings the candidate leads. The leader reads and deletes the
-//! announcements when it renews its lease. So the leader sees every candidate that polls, and soon no candidate that
-//! stopped polling. If two sidecars lead equally many rings, the order of their tokens decides which one hands over.
-//! The others then see the change before their turn.
+//! A *candidate* of a ring is a sidecar that polls the lease of the ring. With each poll, it announces in Redis how
+//! many rings it leads. When the leader renews its lease, it reads and deletes these announcements. So a sidecar that
+//! stops polling soon stops being a candidate. If several sidecars lead the most rings, only the one with the greatest
+//! token hands a ring over. The others see the change before they hand over a ring.
 //!
-//! A sidecar that has just started, drains, or has lost a ring announces nothing for a while, so it gets no ring.
+//! A sidecar announces nothing for a while if it has just started, drains, or has lost a ring. During that time it gets
+//! no ring from other leaders.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,10 +16,11 @@ use parking_lot::Mutex;
 
 use crate::redis::leader::term::{CurrentTerm, Identity};
 
-/// If this many leases pass without a loss, the next loss counts as the first.
+/// Number of leases after which a loss of a ring is forgotten. It is also the maximum pause after a loss, in leases.
 const LEASES_UNTIL_FORGIVEN: u32 = 64;
 
-/// A candidate of a ring, and the number of rings that it leads. The order is by that number, then by token.
+/// A sidecar that announced itself as a candidate of a ring. The order is by the number of rings that the sidecar
+/// leads, then by token.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Candidacy {
     pub(crate) leads: u64,
@@ -27,7 +29,8 @@ pub(crate) struct Candidacy {
 }
 
 impl Candidacy {
-    /// Parses the announcement of the sidecar with this token.
+    /// Parses the announcement of the sidecar with this token. `announced` is the number of rings that the sidecar
+    /// leads, a space, and its name.
     pub(crate) fn parse(token: String, announced: &str) -> Option<Candidacy> {
         let (leads, name) = announced.split_once(' ')?;
         Some(Candidacy { leads: leads.parse().ok()?, token, name: name.to_owned() })
@@ -37,21 +40,22 @@ impl Candidacy {
 /// The leaderships of this sidecar over all rings.
 pub(crate) struct Leaderships {
     identity: Identity,
-    /// How long a lease lasts. In this time each candidate polls several times, and each leader reads the
-    /// announcements.
+    /// The length of a lease. In this time each candidate polls several times, and each leader reads the announcements
+    /// at least once.
     lease: Duration,
-    /// The term of each ring.
+    /// The current term of this sidecar in each ring, if it leads the ring.
     pub(crate) terms: Vec<Arc<CurrentTerm>>,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// The sidecar announces nothing before this time. `None` before its first election.
+    /// The sidecar announces nothing before this time. `None` until the sidecar first polls a lease.
     announces_from: Option<Instant>,
-    /// The sidecar hands no ring over before this time: announcements may be older than the last change.
+    /// The sidecar hands no ring over before this time, because announcements may be older than the last change of
+    /// leaders.
     hands_over_from: Option<Instant>,
-    /// The time of the last loss of a ring, and how long the sidecar announced nothing after that loss.
+    /// The time of the last loss of a ring, and the pause after it, in which the sidecar announces nothing.
     lost: Option<(Instant, Duration)>,
 }
 
@@ -66,12 +70,12 @@ impl Leaderships {
         self.terms.len() > 1
     }
 
-    /// Returns the number of rings that this sidecar leads.
+    /// Returns the number of rings that this sidecar leads at `now`.
     pub(crate) fn count(&self, now: Instant) -> u64 {
         self.terms.iter().map(|term| u64::from(term.lasting(now).is_some())).sum()
     }
 
-    /// Returns the announcement for the leader of another ring. It is empty while this sidecar should get no ring.
+    /// Returns the announcement for the leaders of other rings, or an empty text while this sidecar should get no ring.
     pub(crate) fn announcement(&self, now: Instant) -> String {
         let announces_from = *self.state.lock().announces_from.get_or_insert(now + self.lease);
         if !self.are_shared() || now < announces_from {
@@ -80,8 +84,9 @@ impl Leaderships {
         format!("{} {}", self.count(now), self.identity.name)
     }
 
-    /// Returns the candidate that takes a ring over from this sidecar, if there is one. This sidecar must lead the most
-    /// rings, and at least two more than the candidate, which leads the fewest.
+    /// Returns the candidate to which this sidecar should hand a ring over, or `None`. The successor is the candidate
+    /// that leads the fewest rings. This sidecar must be greater than all candidates in the order of [`Candidacy`]. It
+    /// must also lead at least two rings more than the successor.
     pub(crate) fn successor(&self, candidates: Vec<Candidacy>, now: Instant) -> Option<Candidacy> {
         let Identity { token, name } = self.identity.clone();
         let own = Candidacy { leads: self.count(now), token, name };
@@ -94,18 +99,18 @@ impl Leaderships {
         Some(successor)
     }
 
-    /// Records that this sidecar won a ring. Announcements read so far may be older than this win.
+    /// Records that this sidecar won a ring. Until new announcements arrive, for one lease, it hands no ring over.
     pub(crate) fn record_win(&self, now: Instant) {
         self.state.lock().hands_over_from = Some(now + self.lease);
     }
 
-    /// Records that this sidecar gives up its rings and should get none.
+    /// Records that this sidecar gives up its rings. It announces nothing for one lease.
     pub(crate) fn withdraw(&self, now: Instant) {
         self.state.lock().announces_from = Some(now + self.lease);
     }
 
-    /// Records that this sidecar lost a ring. The sidecar announces nothing for one lease. The pause doubles with each
-    /// further loss that follows soon.
+    /// Records that this sidecar lost a ring. The sidecar announces nothing for one lease. This pause doubles with each
+    /// further loss, unless a long time without a loss has passed.
     pub(crate) fn record_loss(&self, now: Instant) {
         let (lease, mut state) = (self.lease, self.state.lock());
         let forgiven = lease * LEASES_UNTIL_FORGIVEN;
@@ -147,8 +152,8 @@ mod tests {
         (leaderships, terms)
     }
 
-    /// Runs the hand-over rule for each sidecar in turn until none hands over. Returns the rings led by each, and the
-    /// changes.
+    /// Applies the rule for a hand-over to each sidecar in turn, until no sidecar hands a ring over. Returns the number
+    /// of rings that each sidecar then leads, and the number of hand-overs.
     fn share(mut leads: Vec<u64>) -> (Vec<u64>, u64) {
         let mut handed_over = 0;
         loop {

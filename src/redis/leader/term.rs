@@ -1,4 +1,6 @@
-//! Defines the leadership term: whether this sidecar leads a ring, under which epoch, and when the pointer moves next.
+//! Defines the *term* of a leader: the data that a sidecar has while it leads a ring. The *pointer* of the ring is the
+//! tick that expires next. The leader moves the pointer by one tick per move. The term has the epoch, the end of the
+//! lease, and the time of the next move.
 
 use std::time::{Duration, Instant};
 
@@ -6,11 +8,12 @@ use parking_lot::Mutex;
 
 use crate::core::{Tick, Wheel};
 
-/// Maximum difference, within a tick, of the leader's clock and Redis' clock. With a greater difference, one of them
-/// was set.
+/// Maximum difference of the leader's clock and Redis' clock, measured over one tick. With a greater difference, one of
+/// the two clocks was set.
 pub(crate) const CLOCK_SLACK: Duration = Duration::from_millis(50);
 
-/// How long before a move the leader watches Redis. Requests that an earlier stall delayed have arrived by the move.
+/// How long before a move the leader watches whether Redis stalls. Requests that an earlier stall delayed arrive before
+/// the move.
 pub(crate) const WATCH: Duration = Duration::from_millis(300);
 
 /// The names of this sidecar.
@@ -18,66 +21,69 @@ pub(crate) const WATCH: Duration = Duration::from_millis(300);
 pub(crate) struct Identity {
     /// The name in the status and in log lines.
     pub(crate) name: String,
-    /// The unique name in leases.
+    /// The unique text that identifies this sidecar in leases.
     pub(crate) token: String,
 }
 
-/// A term of leadership over one ring.
+/// The term of a leader of one ring. Begins with a won election, and ends when the lease is lost or given up.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Term {
     pub(crate) epoch: u64,
-    /// The end of the lease if it is not renewed, by the monotonic clock.
+    /// The time at which the lease ends if it is not renewed, by the monotonic clock.
     pub(crate) lease_until: Instant,
-    /// The session of the link in which the election was won.
+    /// The number of the session, that is, the registered connection to Redis, in which the election was won.
     pub(crate) session: u64,
-    /// The end of the last outage that `next` takes into account.
+    /// The end of the last outage of Redis that `next` already takes into account.
     pub(crate) recovered_at: Option<Instant>,
     pub(crate) pointer: Tick,
     pub(crate) next: NextMove,
-    /// Whether the leader knows why the pointer is late: the pointer waited on purpose, or skipped missed ticks.
+    /// Whether the leader has put the next move off itself: to wait for Acks, or to skip missed ticks.
     pub(crate) is_aware: bool,
-    /// By how much the next move was put off since the last move. Every deadline is shifted by this time.
+    /// The time by which moves were put off and that is not yet reported. Every deadline is shifted by this time.
     pub(crate) shifted: Duration,
-    /// The end of the wait for Acks after an outage. `None` if no outage ended since the last move.
+    /// The time until which the pointer waits for Acks after an outage. `None` if no outage ended since the last move.
     pub(crate) grace_until: Option<Instant>,
-    /// The time at which the pointer began to wait for held Acks. `None` if it has not waited since the last move.
+    /// The time at which the pointer began to wait for sidecars that held Acks in an outage. `None` if it has not
+    /// waited since the last move.
     pub(crate) held_since: Option<Instant>,
-    /// Whether too many ticks are unpublished for another move.
+    /// Whether the pointer waits because too many expired ticks are not yet published.
     pub(crate) is_busy: bool,
-    /// The tick that is published next, as far as known. `seq` is the number of its next batch.
+    /// The expired tick that is published next, as far as this sidecar knows. `seq` is the number of its next batch.
     pub(crate) frozen: Tick,
     pub(crate) seq: u64,
 }
 
 impl Term {
-    /// Puts the next move off until `at`, for a reason that the leader knows.
+    /// Puts the next move off until `at`, and shifts every deadline by this delay.
     pub(crate) fn put_off(&mut self, at: Instant) {
         self.shifted += at.saturating_duration_since(self.next.at);
         (self.next.at, self.is_aware) = (at, true);
     }
 
-    /// Records a move of the pointer. Whole ticks of the shift are reported with the move; the rest stays for later
-    /// moves.
+    /// Records a move of the pointer. `next` is the move after it. The caller must read
+    /// [`shifted_ticks`](Term::shifted_ticks) before, because this function subtracts those ticks from the shift. The
+    /// rest of the shift, below one tick, counts for later moves.
     pub(crate) fn moved(&mut self, next: NextMove, wheel: Wheel) {
         (self.pointer, self.next, self.is_aware) = (self.pointer.plus(1), next, false);
         self.shifted -= wheel.ticks(self.shifted_ticks(wheel));
         (self.grace_until, self.held_since, self.is_busy) = (None, None, false);
     }
 
-    /// Returns how long the pointer waits, from `now`, until Redis has applied the requests that this sidecar has read.
-    /// Clients that send more than Redis can process must neither stop the wheel nor cost the lease.
+    /// Returns how long the pointer waits, from `now`, for Redis to apply the requests that this sidecar has already
+    /// read. The wait is limited: clients may send more than Redis can process, and the leader must still move the
+    /// pointer and renew its lease.
     pub(crate) fn flush_timeout(&self, now: Instant, tick_length: Duration) -> Duration {
         let timeout = (self.lease_until.saturating_duration_since(now) / 2).min(tick_length / 4);
         if self.is_busy { timeout / 16 } else { timeout }
     }
 
-    /// Returns whether another sidecar could make the next move as well at `now`. It could not if this leader put the
-    /// move off, or already watches Redis for the move.
+    /// Returns whether this leader may hand the ring over at `now`. It may not if it has put the next move off, or
+    /// already watches Redis before the move: the next leader would not know why the pointer should wait.
     pub(crate) fn is_calm(&self, now: Instant, tick_length: Duration) -> bool {
         !self.is_aware && now + WATCH.min(tick_length / 2) < self.next.at
     }
 
-    /// Returns the number of whole ticks by which the next move was put off.
+    /// Returns the number of whole ticks in the shift.
     pub(crate) fn shifted_ticks(&self, wheel: Wheel) -> u64 {
         whole_ms(self.shifted) / u64::from(wheel.tick_ms())
     }
@@ -88,29 +94,29 @@ impl Term {
 pub(crate) struct NextMove {
     /// The time at which to send the call to Redis.
     pub(crate) at: Instant,
-    /// How long after `at` the move is certainly due. Above zero for a far Redis, because the call is sent early.
+    /// How long after `at` the move is certainly due. Above zero if Redis is far, because the call is sent early.
     pub(crate) ahead: Duration,
 }
 
 impl NextMove {
-    /// Computes the next move from an answer "due in `ms`". Redis gave the answer at some time between `asked` and
-    /// `answered`.
+    /// Computes the next move from an answer of Redis. Redis said, at some time between `asked` and `answered`, that
+    /// the move is due in `ms`.
     ///
-    /// The next call is sent early by one round trip minus `spare`. If the call takes a whole round trip to reach
-    /// Redis, it still arrives in time, so the distance lengthens no tick. A near Redis is called when the move is
-    /// certainly due.
+    /// `at` is early by one round trip minus `spare`. So the call reaches Redis in time, even if the way to Redis takes
+    /// nearly the whole round trip, and no tick becomes longer. If the round trip is shorter than `spare`, `at` is the
+    /// time at which the move is certainly due.
     pub(crate) fn from_answer(ms: i64, asked: Instant, answered: Instant, spare: Duration) -> NextMove {
         let round_trip = answered.saturating_duration_since(asked);
         let ahead = round_trip.saturating_sub(spare);
         NextMove { at: from_now(answered, ms).checked_sub(ahead).unwrap_or(answered), ahead }
     }
 
-    /// Returns the time at which the move is certainly due, unless a clock is set.
+    /// Returns the time at which the move is certainly due. A clock that is set may make this wrong.
     pub(crate) fn certain(self) -> Instant {
         self.at + self.ahead
     }
 
-    /// Returns the same move, but certainly due at `certain` or earlier.
+    /// Returns the move with `at` and the certain time limited to `certain`.
     pub(crate) fn no_later_than(self, certain: Instant) -> NextMove {
         let at = self.at.min(certain);
         NextMove { at, ahead: self.certain().min(certain) - at }
@@ -126,13 +132,13 @@ impl CurrentTerm {
         *self.0.lock()
     }
 
-    /// Returns the term if it was won in this session of the link. A leader whose connection was rebuilt must be
+    /// Returns the term if it was won in the session with this number. After a new connection, the leader must be
     /// elected again.
     pub(crate) fn in_session(&self, session: u64) -> Option<Term> {
         self.get().filter(|term| term.session == session)
     }
 
-    /// Returns the term if its lease is valid at `now`.
+    /// Returns the term if its lease has not ended at `now`.
     pub(crate) fn lasting(&self, now: Instant) -> Option<Term> {
         self.get().filter(|term| now < term.lease_until)
     }
@@ -145,7 +151,7 @@ impl CurrentTerm {
         *self.0.lock() = None;
     }
 
-    /// Changes the term if its epoch is still `epoch`.
+    /// Runs `change` on the term, if its epoch is still `epoch`.
     pub(crate) fn update(&self, epoch: u64, change: impl FnOnce(&mut Term)) {
         if let Some(term) = self.0.lock().as_mut().filter(|term| term.epoch == epoch) {
             change(term);
@@ -153,7 +159,7 @@ impl CurrentTerm {
     }
 }
 
-/// Returns the moment `ms` after `now`. A negative `ms` gives a moment before `now`.
+/// Returns the time `ms` after `now`, or before `now` if `ms` is negative.
 pub(crate) fn from_now(now: Instant, ms: i64) -> Instant {
     let distance = Duration::from_millis(ms.unsigned_abs());
     if ms >= 0 { now + distance } else { now.checked_sub(distance).unwrap_or(now) }

@@ -1,67 +1,77 @@
--- Applies the adds and dels of one chunk, in the order of their frames.
+-- Applies the adds and dels of one chunk, in order. A frame is one request: an add or a del of one or more messages. A
+-- chunk is the part of a sidecar's frames that one call applies. A frame may begin in one chunk and continue in the
+-- next.
 --
--- KEYS[3] messages   KEYS[4] ticks   KEYS[5..] the lists of deadlines: D lies in KEYS[5 + D mod lists]
--- ARGV[2] number of the chunk: the last chunk applied for this link, plus one
--- ARGV[3] maximum number of messages in flight   ARGV[4] 1 if the chunk contains an add
--- ARGV[5] messages in add frames: all messages of frames that begin here, and the part in this chunk of a frame that
---   began earlier
--- ARGV[6] classes, at most 100, each a kind, an ack timeout in ticks and an attempt; kinds: `a` add, `d` del, `w`
---   withdraw
--- ARGV[7] for each message one byte: the number of its class, from 1, plus 128 for the first message of a frame
--- ARGV[8] empty if all messages differ; else for each message the place of its name in ARGV[12..], from 1, in two bytes
--- ARGV[9] number of the add frame that the previous chunk began, else empty
--- ARGV[10] number of the last add frame if it continues in the next chunk, else empty   ARGV[11] messages of that whole
---   frame
--- ARGV[12..] the names of all messages, each once: `id` or `id:client`
--- Reply {'ok', tick due, outcomes, times, in flight}
---   times: in ms, comma-separated: Redis' time now, then the time of the add for each outcome `k`, `w` or `l`
---   outcomes: one letter per message:
---     a added  r re-armed  x refused, too many in flight
---     k acked  w withdrawn  l late, counted now  L late, counted before  u unknown
--- or {'order', number of the last chunk applied}
+-- KEYS[1] meta: the state of the ring, with the pointer: the tick that expires next
+-- KEYS[2] link: the state of the sidecar's connection, with the last chunk and the last two answers
+-- KEYS[3] messages: the name of each message, and its entry: deadline, number of the attempt, time of the add in ms
+-- KEYS[4] ticks: `acked:T`, the number of Acks of each open tick T
+-- KEYS[5..] the lists: the set of messages of each deadline; deadline T has KEYS[5 + T mod number of lists]
+-- ARGV[1] generation of the connection, which refuse_stale_connection.lua has compared
+-- ARGV[2] number of the chunk; must be the last chunk applied for this link, plus one
+-- ARGV[3] maximum number of messages in flight
+-- ARGV[4] 1 if the chunk contains an add, else 0
+-- ARGV[5] number of messages to add. Of a frame that begins here, all messages count, also those in later chunks. Of a
+--   frame that began earlier, the messages in this chunk count
+-- ARGV[6] the classes, at most 100. A class is a kind, an ack timeout in ticks, and an attempt. The kinds are `a` add,
+--   `d` del, `w` withdraw
+-- ARGV[7] one byte for each message: the number of its class, from 1, plus 128 if the message is the first of its frame
+-- ARGV[8] empty if each message occurs once; else two bytes for each message: the position of its name in ARGV[12..],
+--   from 1
+-- ARGV[9] number of the add frame that began earlier and continues here; empty if there is none
+-- ARGV[10] number of the last add frame if it begins here and continues in the next chunk, else empty
+-- ARGV[11] number of messages of the whole frame in ARGV[10], else 0
+-- ARGV[12..] the name of each message, once: `id` or `id:client`
+-- Replies:
+--   {'ok', tick due, outcomes, times, number of messages in flight}
+--   {'order', number of the last chunk applied}: nothing was applied, because ARGV[2] is not the next number
+-- `outcomes` is one letter for each message:
+--   a added   r added again while in flight   x refused, too many in flight   k acknowledged   w withdrawn
+--   l late, counted now   L late, not counted   u unknown
+-- `times` is a comma-separated list in ms: Redis' time now, then the time of the add for each outcome `k`, `w` or `l`.
 --
--- An expired message that is not yet published may be added again. It stays in the list of its old deadline until its
--- batch publishes that old life. Its entry describes the new life.
+-- A message whose tick has expired and is not yet published may be added again. The message stays in the list of the
+-- old deadline until the batch of that tick is published. Its entry already has the new deadline.
 --
--- This script takes Redis' time per message. So the loop over the messages calls no function for new messages and
--- timely Acks, and does not compute the length of a list. It does not parse the times of adds: the sidecar subtracts
--- them.
+-- Every add and del runs through this script, so it must be fast. The loop over the messages calls no function for new
+-- messages and timely Acks, and does not compute the length of a table. The script does not parse the times of adds,
+-- since the sidecar computes the latencies.
 local messages, ticks, link = KEYS[3], KEYS[4], KEYS[2]
 local number = tonumber(ARGV[2])
 local last = tonumber(redis.call('HGET', link, 'chunk') or '0')
 if number ~= last + 1 then return {'order', last} end
 
--- If Redis is out of memory, it refuses a script whose first write needs memory. Dels free memory, so Redis must run
--- them.
+-- If Redis is out of memory, it refuses a script whose first write needs memory. Dels free memory, so Redis must run a
+-- chunk of dels. Its first write therefore is a deletion.
 if ARGV[4] == '0' then redis.call('HDEL', link, 'refused') end
 
 local pointer, due_ms, tick_ms, slots, lists, in_flight, catch_up =
   numbers(KEYS[1], 'pointer', 'due_ms', 'tick_ms', 'slots', 'lists', 'in_flight', 'catch_up')
--- If Redis is out of memory, it must refuse a script with adds as a whole. If the script began with the writes of its
--- dels, which need no memory, the adds would pass too. After a refusal the sidecar sends the dels alone.
+-- If Redis is out of memory, it must refuse a chunk with adds as a whole. So the first write of such a chunk needs
+-- memory. If the deletions came first, Redis would also run the adds. After a refusal the sidecar sends the dels alone.
 if ARGV[4] == '1' then redis.call('HSET', KEYS[1], 'in_flight', in_flight) end
 local max_in_flight, now = tonumber(ARGV[3]), now_ms()
 local behind = math.floor((now - due_ms) / tick_ms)
--- A leader catches up at most `catch_up` ticks; further missed ticks shift every deadline. It always catches up a lag
--- below one tick.
+-- The tick due is the tick that the pointer will reach by catching up. A leader catches up at most `catch_up` ticks,
+-- and at least one. Further missed ticks shift every deadline.
 local tick_due = pointer + math.max(0, math.min(behind, math.max(1, catch_up)))
 
--- The entries of the messages, in the order of the names: `was` before this chunk, `is` now. If all messages differ,
--- both are the same table.
+-- The entries of the messages, in the order of their names: `was` before this chunk, `is` after the messages processed
+-- so far. If each message occurs once, both are the same table.
 local NAMES = 11
 local is_once = ARGV[8] == ''
 local was = redis.call('HMGET', messages, unpack(ARGV, NAMES + 1))
 local is = is_once and was or {unpack(was)}
 
--- A life is the state shared by messages of one deadline and attempt: the final writes for their names, and the number
--- of their Acks. Deadlines are far below 2^53. Each distinct entry is parsed once, since many messages are added in the
--- same ms.
+-- A life stands for all messages of one deadline and attempt. It collects the writes to the list of that deadline, and
+-- counts Acks. Deadlines are far below 2^53, so a Lua number is exact. Each distinct entry is parsed once, since many
+-- messages are added in the same ms.
 local lives, known, added_ms = {}, {}, {}
 local function life_of(entry)
   local life = known[entry]
   if life then return life end
   local key, ms = string.match(entry, '^(%d+ %d+) (%d+)$')
-  -- An entry in another format counts as none: an add overwrites the entry, a del does not change it.
+  -- An entry in another format counts as missing: an add overwrites it, and a del does not change it.
   if not key then return nil end
   life = lives[key]
   if not life then
@@ -95,8 +105,9 @@ if not is_once then
   end
 end
 
--- Returns whether the add frame that begins with message `from` exceeds the limit. Near the limit only messages that
--- are not in flight count, provided the whole frame is in this chunk.
+-- Returns whether the add frame whose first message is number `from` would exceed the limit of messages in flight. If
+-- the frame continues in the next chunk, all its messages count, and the link records a refusal for the later chunks.
+-- If the frame ends in this chunk, only messages that are not yet in flight count.
 local function too_many(from)
   local to = from
   while kinds[to + 1] and kinds[to + 1] < 128 do to = to + 1 end
@@ -122,7 +133,7 @@ local is_near = in_flight + tonumber(ARGV[5]) > max_in_flight
 local is_refused = ARGV[9] ~= '' and redis.call('HGET', link, 'refused') == ARGV[9]
 local is_careful = is_near or is_refused
 
--- Returns the members that represent `names` in the list of their deadline.
+-- Returns the members of a list that stand for `names`. An attempt above 1 is a suffix of the name.
 local function in_lists(life, names)
   if life.suffix == '' then return names end
   local listed = {}
@@ -130,8 +141,8 @@ local function in_lists(life, names)
   return listed
 end
 
--- Writes the final state of a message: its entry, and the lists that the message leaves and joins. Called once per
--- message.
+-- Collects the writes for a message whose entry changes from `before` to `after`: to its entry, and to the lists of the
+-- old and the new deadline. Must be called at most once per message.
 local set, sets, removed = {}, 0, {}
 local function write(message, before, after)
   local old, new = before and life_of(before), after and life_of(after)
@@ -169,7 +180,8 @@ for i = 1, #kinds do
       outcome, life.acked = 'k', life.acked + 1
     end
   elseif life and pointer - life.deadline - 1 < slots then
-    -- Only the first late Ack of a message counts. A late withdrawal does not count.
+    -- Only the first late Ack of a message counts. It sets the time of the add to 0 as a mark. A late withdrawal does
+    -- not count.
     outcome = 'L'
     if not class.withdraws and added_ms[entry] ~= '0' then
       outcome, after = 'l', string.match(entry, '^%d+ %d+ ') .. '0'
@@ -202,9 +214,9 @@ if not is_once then
   end
 end
 
--- The writes that free memory come first. Entries are deleted after list members: if Redis refuses a write, earlier
--- writes stay. Then a message that has left its list still has its entry, so a repeated DelMsg gets the correct
--- outcome.
+-- The writes that free memory come first. If Redis refuses a write, the earlier writes stay. So members of lists are
+-- removed before entries: a message that is in no list any more still has its entry, and a repeated DelMsg gets the
+-- correct outcome.
 for _, life in pairs(lives) do
   local list = KEYS[5 + life.deadline % lists]
   in_chunks('SREM', list, in_lists(life, life.over))
@@ -221,8 +233,8 @@ for _, life in pairs(lives) do
   if life.acked > 0 then redis.call('HINCRBY', ticks, 'acked:' .. life.deadline, life.acked) end
 end
 
--- The link keeps the answer for a sidecar whose connection broke. Chunk numbers repeat after Redis lost writes, but
--- generations do not. Together they identify one chunk.
+-- The link keeps the answer, so that a sidecar whose connection broke can read it later. After Redis lost writes, chunk
+-- numbers repeat, but generations do not. Generation and number together identify one chunk.
 local letters = table.concat(outcomes)
 times = table.concat(times, ',')
 redis.call('HSET', link, 'chunk', number, 'answer:' .. number % 2,

@@ -1,7 +1,12 @@
--- Counts the messages of the outbox, and the unacknowledged batches of each group. Writes nothing.
+-- Counts the messages in the outbox, and for each group the batches that the group has not acknowledged. Writes
+-- nothing.
 --
--- KEYS[1] meta   KEYS[2] outbox   KEYS[3] groups
--- Reply {messages, {group, batches, batches held by a consumer, age of the oldest batch in ms of ticks}...}
+-- KEYS[1] meta: the state of the ring, with the pointer: the tick that expires next
+-- KEYS[2] outbox: the stream of timeout batches, with a consumer group for each group
+-- KEYS[3] groups: the name of each group, its kind, and the tick since which it has no subscriber
+-- No ARGV
+-- Reply {number of messages in the outbox, {group, number of unacknowledged batches, number of batches that sidecars
+--   hold, age of the oldest unacknowledged batch in ms of ticks}...}
 local meta, outbox, groups = KEYS[1], KEYS[2], KEYS[3]
 if redis.call('EXISTS', outbox) == 0 then return {0} end
 local time = redis.call('TIME')
@@ -9,7 +14,8 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local counts = redis.call('HMGET', meta, 'published_batches', 'published_ids', 'pointer', 'due_ms', 'tick_ms')
 for i = 1, #counts do counts[i] = tonumber(counts[i] or '0') end
 local published, published_ids, pointer, due_ms, tick_ms = unpack(counts)
--- Returns the age of an expired tick: whole ticks since, plus the elapsed part of the current tick.
+-- Returns the age of an expired tick in ms: the whole ticks since it expired, plus the elapsed part of the current
+-- tick.
 local function age_of(tick)
   return math.max(0, pointer - tick - 1) * tick_ms + math.min(math.max(0, now - due_ms), tick_ms)
 end
@@ -20,13 +26,14 @@ local function by_field(list)
   return named
 end
 
--- Returns the fields and the tick of the first entry at or after the id `from`.
+-- Returns the fields and the tick of the first entry in the range of ids that begins with `from`.
 local function first(from)
   local entry = redis.call('XRANGE', outbox, from, '+', 'COUNT', 1)[1]
   return entry and by_field(entry[2]), entry and string.match(entry[1], '^%d+')
 end
 
--- Returns the number of returned batches that wait for a consumer, from the consumers in an XPENDING summary.
+-- Returns the number of batches that no sidecar holds, from the consumers in an XPENDING summary. The consumer `-` has
+-- these batches.
 local function returned(consumers)
   for _, consumer in ipairs(consumers or {}) do
     if consumer[1] == '-' then return tonumber(consumer[2]) end
@@ -34,7 +41,8 @@ local function returned(consumers)
   return 0
 end
 
--- Each entry has the number of messages published up to it. So the script reads only the first entry.
+-- `ids` of an entry is the number of messages published up to and including this entry. So the script reads only the
+-- first entry to count all messages.
 local front = first('-')
 local gone = front and tonumber(front.ids) and tonumber(front.count) and front.ids - front.count or published_ids
 
@@ -42,7 +50,7 @@ local reply = {math.max(0, published_ids - gone)}
 for _, reader in ipairs(redis.call('XINFO', 'GROUPS', outbox)) do
   reader = by_field(reader)
   if redis.call('HEXISTS', groups, reader.name) == 1 then
-    -- Each entry has its number, so the script need not count the entries after it.
+    -- `batches` of an entry is its number among all published batches. So the script need not count the later entries.
     local unread, tick = first('(' .. reader['last-delivered-id'])
     local number = unread and (tonumber(unread.batches) or published)
     local batches = reader.pending + (unread and published - number + 1 or 0)

@@ -1,6 +1,16 @@
--- Deletes the link of a sidecar that has been dead for too long.
+-- Deletes the link of a sidecar that has been dead for long: what Redis keeps of that sidecar's connection. Keeps the
+-- link if the sidecar has sent a heartbeat since.
 --
--- KEYS as in group_functions.lua, and KEYS[8] the link   ARGV[2] the sidecar
+-- KEYS[1] meta: the state of the ring
+-- KEYS[2] link: the state of the caller's connection
+-- KEYS[3] outbox: the stream of timeout batches, with a consumer group for each group
+-- KEYS[4] groups: the name of each group, its kind, and the tick since which it has no subscriber
+-- KEYS[5] sidecars: the name of each sidecar, the number of its last heartbeat, and its groups
+-- KEYS[6] departed: dead sidecars, and the tick at which each was found dead
+-- KEYS[7] news: the stream of hints to all sidecars
+-- KEYS[8] the link of the dead sidecar
+-- ARGV[1] generation of the connection, which refuse_stale_connection.lua has compared
+-- ARGV[2] name of the dead sidecar
 -- Reply {'dropped'}
 if redis.call('HEXISTS', sidecars, ARGV[2]) == 0 then redis.call('DEL', KEYS[8]) end
 redis.call('ZREM', departed, ARGV[2])

@@ -1,15 +1,35 @@
--- Moves the next messages of the oldest frozen tick to the outbox, if the caller leads. A frozen tick is expired and
--- not yet published. The batch has the caller's epoch. If Redis loses a batch, another epoch publishes its messages
--- again, so no batch id names two contents.
+-- Publishes one batch of the oldest frozen tick, if the caller leads: moves messages from the list of the tick to the
+-- outbox. A frozen tick has expired and is not yet wholly published.
 --
--- KEYS[3] lease   KEYS[4] ticks   KEYS[5] the list of the tick   KEYS[6] outbox   KEYS[7] late   KEYS[8] news
--- ARGV[2] token   ARGV[3] epoch   ARGV[4] the tick   ARGV[5] the seq that the caller expects   ARGV[6] maximum number
---   of messages
--- Reply {'published', messages, 1 if the tick is now published, ms late, timed out, acked, storm, messages missing at
---   the end of the tick, since Redis has lost its list}
---   {'expected', tick, seq, 1 if the tick is frozen}: where to continue. If this leader has finished a tick, four
---   values follow, since the answer with them may be lost: finished tick, timed out, acked, storm
---   {'deposed', reason}
+-- A batch has the id `tick-seq`. `seq` is the number of the batch within its tick, from 0. The batch also has the
+-- caller's epoch, a number that grows with each election. If Redis loses a batch, a leader with another epoch publishes
+-- the messages again. So id and epoch together never name two contents.
+--
+-- KEYS[1] meta: the state of the ring, with the pointer: the tick that expires next
+-- KEYS[2] link: the state of the caller's connection
+-- KEYS[3] lease: the token of the leader
+-- KEYS[4] ticks: `frozen:T`, the counts of each frozen tick T
+-- KEYS[5] the list of the tick: the set of its messages that timed out and are not yet published
+-- KEYS[6] outbox: the stream of timeout batches
+-- KEYS[7] late: the published messages, in chunks, until they are deleted
+-- KEYS[8] news: the stream of hints to all sidecars
+-- ARGV[1] generation of the connection, which refuse_stale_connection.lua has compared
+-- ARGV[2] token of the caller
+-- ARGV[3] epoch of the caller
+-- ARGV[4] the tick that the caller expects to be the oldest frozen one
+-- ARGV[5] the `seq` that the caller expects to be next
+-- ARGV[6] maximum number of messages in the batch
+-- Replies:
+--   {'published', messages in the batch, 1 if the whole tick is published now, ms since the tick was due to expire,
+--     timed out, acked, storm, missing}: the last values count messages of the whole tick. `storm` is 1 if unusually
+--     many timed out. `missing` is above 0 if the tick ends and Redis has lost messages of its list
+--   {'expected', tick, seq, 1 if the tick is frozen}: nothing was published. The caller should continue with this tick
+--     and seq
+--   {'expected', tick, seq, 1 if the tick is frozen, finished tick, timed out, acked, storm}: the same. This caller has
+--     published a whole tick before. The last four values are that tick and its counts, because the answer with them
+--     may be lost
+--   {'deposed', 'holder'}: the caller does not hold the lease
+--   {'deposed', 'epoch'}: the caller's epoch is not the current one
 if redis.call('GET', KEYS[3]) ~= ARGV[2] then return {'deposed', 'holder'} end
 if redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[3] then return {'deposed', 'epoch'} end
 
@@ -27,8 +47,8 @@ local function parsed(record)
 end
 local expired_ms, due_ms, timed_out, acked, storm, published, seq = parsed(redis.call('HGET', KEYS[4], field))
 if not expired_ms then
-  -- The record of the tick is lost with `ticks`, or has another format. The list still has the rest of the tick. The
-  -- last id of the outbox shows the seq at which the tick continues. If Redis cannot read that id, the seq begins at 0.
+  -- The record of the tick is lost, or has another format. The list still has the messages that are not published. If
+  -- the last id of the outbox is of this tick, its seq plus one is the next seq. Otherwise the next seq is 0.
   local stream, last = redis.pcall('XINFO', 'STREAM', KEYS[6]), ''
   for i = 1, #stream, 2 do
     if stream[i] == 'last-generated-id' then last = stream[i + 1] end
@@ -64,14 +84,15 @@ if #members > 0 then
     'epoch', ARGV[3], 'count', #members, 'added', timed_out + acked, 'acked', acked, 'storm', storm,
     'last', last and 1 or 0, 'decided_ms', expired_ms, 'batches', batches, 'ids', ids, 'messages', packed)
   if failed then
-    -- Writes before an error stay. So the messages go back into their list, and the counts are reduced again.
+    -- Redis does not undo the writes before an error. So the script puts the messages back into their list, and reduces
+    -- the counts again.
     if remembered then redis.pcall('RPOP', KEYS[7]) end
     if type(batches) == 'number' then redis.pcall('HINCRBY', KEYS[1], 'published_batches', -1) end
     if type(ids) == 'number' then redis.pcall('HINCRBY', KEYS[1], 'published_ids', -#members) end
     redis.call('SADD', KEYS[5], unpack(members))
     return failed
   end
-  -- A sidecar that misses this hint finds the batch when it polls.
+  -- Sends the other sidecars a hint. If this fails, they find the batch when they poll.
   redis.pcall('XADD', KEYS[8], 'MAXLEN', 16, '*', 'published', frozen_from)
 end
 if last then

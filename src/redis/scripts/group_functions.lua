@@ -1,10 +1,18 @@
--- Defines the functions of all scripts that work on groups. Each script is sent after this file and
--- `refuse_stale_connection.lua`. All these scripts have the same keys.
+-- Defines the functions of the scripts that work on groups. In front of each of these scripts, Redis gets
+-- `refuse_stale_connection.lua` and then this file. The keys are the same for all these scripts:
 --
--- KEYS[3] outbox   KEYS[4] groups   KEYS[5] sidecars   KEYS[6] departed   KEYS[7] news
+-- KEYS[1] meta: the state of the ring, with the pointer: the tick that expires next
+-- KEYS[2] link: the state of the caller's connection
+-- KEYS[3] outbox: the stream of timeout batches, with a consumer group for each group
+-- KEYS[4] groups: hash of groups; the value is the kind (`e` ephemeral, `-` not), then the tick since which the group
+--   has no subscriber
+-- KEYS[5] sidecars: hash of sidecars; the value is the number of the last heartbeat, then each group that has a
+--   subscriber there
+-- KEYS[6] departed: sorted set of dead sidecars; the score is the tick at which the sidecar was found dead
+-- KEYS[7] news: the stream of hints to all sidecars
 local outbox, groups, sidecars, departed, news = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 
--- The consumer that holds returned batches until a sidecar takes them. No sidecar has this name.
+-- The name of the consumer that holds returned batches until a sidecar takes them. No sidecar has this name.
 local nobody = '-'
 
 -- Converts a list of alternating fields and values to a table.
@@ -14,20 +22,20 @@ local function by_field(list)
   return named
 end
 
--- Makes a write that needs no memory and changes nothing. If Redis is out of memory, it runs a script only if the first
--- write needs no memory.
+-- Makes a write that changes nothing and needs no memory. If Redis is out of memory, it runs a script only if its first
+-- write needs no memory. So scripts that free memory call this function first.
 local function write_without_memory() redis.call('HDEL', sidecars, '') end
 
--- Returns a function, and the pointer. The function returns how long ago the pointer reached `tick`, as ms of ticks.
--- Ages are counted in ticks, because the pointer moves only while Redis answers and a leader lives. An outage, or a
--- clock that is set, changes such an age by a few ticks at most.
+-- Returns a function, and the pointer. The function returns how long ago the pointer reached `tick`: the number of
+-- ticks since, in ms. The pointer moves only while Redis answers and a leader lives. So an outage, or a clock that is
+-- set, changes such an age by a few ticks at most.
 local function observed()
   local pointer, tick_ms, begun_at = numbers(KEYS[1], 'pointer', 'tick_ms', 'begun_at')
   return function(tick) return math.max(0, pointer - math.max(tick, begun_at)) * tick_ms end, pointer
 end
 
--- Returns a function that converts an entry of the outbox to the reply format of `take` and `retake`. A missing field
--- is the empty string: nil would end the reply.
+-- Returns a function that converts an entry of the outbox to the reply format of `take` and `retake`, and also returns
+-- its number of messages. A missing field becomes the empty string, because nil would end the reply.
 local function deliveries()
   local reached_for, now
   return function(entry, delivery_count)
@@ -35,7 +43,8 @@ local function deliveries()
     local batch, reply = by_field(entry[2]), {entry[1], delivery_count}
     for _, field in ipairs({'epoch', 'added', 'acked', 'storm', 'last'}) do reply[#reply + 1] = batch[field] or '' end
     local tick, decided_ms = tonumber(string.match(entry[1], '^%d+')), tonumber(batch.decided_ms)
-    -- Redis' time includes outages. But Redis' clock may have been set back, so the age in ticks is the lower limit.
+    -- The age by Redis' clock includes outages. This clock may have been set back, so the age in ticks is the lower
+    -- limit.
     local age = decided_ms and string.format('%.0f', math.max(now - decided_ms, reached_for(tick + 1)))
     reply[#reply + 1], reply[#reply + 2] = age or '', batch.messages or ''
     return reply, tonumber(batch.count) or 0
@@ -54,8 +63,9 @@ local function before(one, other)
   return tick < other_tick or tick == other_tick and seq < other_seq
 end
 
--- Returns whether `epoch` published the batch `id`. Ids alone can repeat after Redis lost data. `published_by` has the
--- epoch of the last batch and the first id of that epoch, so only earlier batches must be read.
+-- Returns whether the batch `id` was published in `epoch`. After Redis lost data, ids repeat, but epochs do not.
+-- `published_by` is the epoch of the last batch, and the first id that was published in that epoch. So the function
+-- reads a batch only if its id is before that first id.
 local function is_of(id, epoch)
   local last_epoch, first = string.match(redis.call('HGET', KEYS[1], 'published_by') or '', '^(%d+) (%d+%-%d+)$')
   if first and not before(id, first) then return epoch == last_epoch end
@@ -63,14 +73,14 @@ local function is_of(id, epoch)
   return entry and by_field(entry[2]).epoch == epoch
 end
 
--- Returns the smallest id after `id`.
+-- Returns the next possible id after `id`.
 local function behind(id)
   local tick, seq = string.match(id, '^(%d+)%-(%d+)$')
   return string.format('%s-%.0f', tick, seq + 1)
 end
 
--- Returns the state of every group in Redis: name, pending, last-delivered-id. Returns an empty list if the outbox is
--- lost.
+-- Returns the XINFO fields of every group in the outbox, for example `name`, `pending` and `last-delivered-id`. Returns
+-- an empty list if the outbox is lost.
 local function readers()
   local found, known = {}, redis.pcall('XINFO', 'GROUPS', outbox)
   if known.err and string.find(known.err, 'no such key', 1, true) then return found end
@@ -79,12 +89,12 @@ local function readers()
   return found
 end
 
--- Maximum number of entries that one trim removes.
+-- Maximum number of entries that the first XTRIM in `trim` removes.
 local trim_at_once = 200
 
--- Removes the batches that every group has settled. For each group the first needed id is its lowest pending id, or
--- else its first unread id. Entries before the minimum over all groups are removed. Returns whether there may be more
--- to remove.
+-- Removes the batches that every group has settled. A group needs the batches from its lowest pending id on, or from
+-- its first unread id on if none is pending. The function removes the entries before the lowest id that some group
+-- needs. Returns whether there may be more to remove.
 local function trim()
   local least
   for _, reader in ipairs(readers()) do
@@ -93,9 +103,9 @@ local function trim()
     if not least or before(needed, least) then least = needed end
   end
   if not least then return false end
-  -- This trim removes whole nodes of the stream, because only such a trim can have a limit. A node has at most 100
-  -- entries by default. If this trim removed at most 100 entries, the limit did not stop it: then the exact trim
-  -- removes less than one node.
+  -- The first XTRIM removes only whole nodes of the stream (`~`), because only then XTRIM accepts LIMIT. A node has at
+  -- most 100 entries by default. If the first XTRIM removed at most 100 entries, LIMIT did not stop it. Then less than
+  -- one node is left for the second, exact XTRIM.
   local removed = redis.call('XTRIM', outbox, 'MINID', '~', least, 'LIMIT', trim_at_once)
   if removed > trim_at_once / 2 then return true end
   redis.call('XTRIM', outbox, 'MINID', '=', least)
@@ -111,8 +121,8 @@ local function kind_of(group)
   return found and (kept_of(found))
 end
 
--- Returns whether the group exists, in `groups` or only in the outbox. If `groups` lost the entry, the outbox still has
--- the batches of the group until the leader restores the entry.
+-- Returns whether the group exists, in `groups` or in the outbox. If Redis lost the entry in `groups`, the outbox still
+-- has the batches of the group. The leader restores the entry later.
 local function is_known(group)
   if kind_of(group) then return true end
   local pending = redis.pcall('XPENDING', outbox, group)
@@ -120,8 +130,8 @@ local function is_known(group)
   return not pending.err
 end
 
--- Creates a group that begins after the id `start`. Returns false if the group existed in the outbox and only `groups`
--- had lost it.
+-- Creates a group that begins after the id `start`, and records it in `groups`. Returns false if the group already
+-- existed in the outbox.
 local function make(group, start, kind)
   local made = redis.pcall('XGROUP', 'CREATE', outbox, group, start, 'MKSTREAM')
   if made.err and not string.find(made.err, 'BUSYGROUP', 1, true) then error(made.err) end
@@ -129,8 +139,8 @@ local function make(group, start, kind)
   return not made.err
 end
 
--- An entry of `sidecars` has the number of the last heartbeat, then each group with a subscriber at the sidecar. The
--- suffix `/e` marks an ephemeral group.
+-- These functions read and write an entry of `sidecars`: the number of the last heartbeat, then each group with a
+-- subscriber at the sidecar. The suffix `/e` marks an ephemeral group.
 local function beats_in(entry) return string.match(entry, '^%d+') end
 local function groups_in(entry) return string.gmatch(entry, ' ([^/ ]+)/?(e?)') end
 local function marked(group, kind) return kind == 'e' and group .. '/e' or group end
@@ -141,8 +151,8 @@ local function attends(entry, group)
   return false
 end
 
--- Returns the number of sidecars with a subscriber of each group, without the sidecar `except`, and the mark of each
--- group.
+-- Returns two tables by group: the number of sidecars that have a subscriber of the group, and the mark (`e` or empty).
+-- Does not count the sidecar `except`.
 local function attendance(except)
   local counts, marks, all = {}, {}, redis.call('HGETALL', sidecars)
   for i = 1, #all, 2 do
@@ -155,13 +165,13 @@ end
 
 local function is_name(group) return #group <= 64 and string.find(group, '^[%w_.%-]+$') end
 
--- Restores deleted or evicted data: the outbox, a group in it, or the entry of a group in `groups`. Returns the number
--- of groups that were created.
+-- Restores lost data: the outbox, groups in the outbox, and entries in `groups`. Returns the number of groups that were
+-- created in the outbox.
 local function repair()
   local known, made = {}, 0
   for _, reader in ipairs(readers()) do known[reader.name] = true end
   if not kind_of('default') then redis.call('HSET', groups, 'default', '-') end
-  -- If `groups` has lost a group, the entries of the sidecars still name it.
+  -- If `groups` has lost a group, `sidecars` may still name it.
   local _, marks = attendance('')
   for group, mark in pairs(marks) do
     if not kind_of(group) then redis.call('HSET', groups, group, mark == 'e' and 'e' or '-') end
@@ -173,7 +183,8 @@ local function repair()
     end
     known[group] = nil
   end
-  -- A group with an illegal name was created by hand, and is ignored.
+  -- `known` now has the groups that are in the outbox and not in `groups`. A group with an illegal name was created by
+  -- hand, and is ignored.
   for group in pairs(known) do
     if is_name(group) then
       redis.call('HSET', groups, group, string.find(group, '^ephemeral%-' .. string.rep('%x', 8) .. '%-%d+$') and 'e' or '-')
@@ -182,7 +193,8 @@ local function repair()
   return made
 end
 
--- Does the same as `repair`. The leader's next `inspect_sidecars` reports the number of groups created.
+-- Calls `repair`, and adds the number of groups created to `remade`. The next `inspect_sidecars` reports that number to
+-- the leader.
 local function repair_unreported()
   write_without_memory()
   local made = repair()
@@ -197,13 +209,14 @@ local function delete(group)
   redis.call('HDEL', groups, group)
 end
 
--- Records that a sidecar has a subscriber of a group.
+-- Records that a sidecar has subscribers of a group.
 local function join(group, kind, sidecar)
   local entry = redis.call('HGET', sidecars, sidecar) or '0'
   if not attends(entry, group) then redis.call('HSET', sidecars, sidecar, entry .. ' ' .. marked(group, kind)) end
 end
 
--- Records that a sidecar has no subscriber of a group any more. An ephemeral group is deleted with its last subscriber.
+-- Records that a sidecar has no subscriber of a group any more. Deletes an ephemeral group if no other sidecar has a
+-- subscriber.
 local function leave(group, sidecar)
   local entry = redis.call('HGET', sidecars, sidecar)
   if entry and attends(entry, group) then
@@ -216,7 +229,8 @@ local function leave(group, sidecar)
   if kind_of(group) == 'e' and not attendance(sidecar)[group] then delete(group) end
 end
 
--- Releases batches for any consumer. Their delivery counts do not change.
+-- Releases batches of a group: the consumer `-` holds them, until a sidecar takes them. Their delivery counts do not
+-- change.
 local function let_go(group, ids)
   if #ids == 0 then return end
   local claim = {'XCLAIM', outbox, group, nobody, 0}
@@ -225,8 +239,8 @@ local function let_go(group, ids)
   redis.call(unpack(claim))
 end
 
--- Releases up to `most` batches of a group that a sidecar holds. Returns the number released: 0 if the group does not
--- exist.
+-- Releases up to `most` batches of a group that a sidecar holds. Returns the number of released batches, or 0 if the
+-- group does not exist.
 local function let_go_all(group, sidecar, most)
   local ids, pending = {}, redis.pcall('XPENDING', outbox, group, '-', '+', most, sidecar)
   if pending.err and not string.find(pending.err, 'NOGROUP', 1, true) then error(pending.err) end
@@ -235,7 +249,7 @@ local function let_go_all(group, sidecar, most)
   return #ids
 end
 
--- Sends all sidecars the hint that batches were returned.
+-- Sends all sidecars the hint that batches were released.
 local function tell_returned()
   redis.call('XADD', news, 'MAXLEN', 16, '*', 'returned', '1')
 end

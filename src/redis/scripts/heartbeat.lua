@@ -1,15 +1,22 @@
--- Records a heartbeat of the sidecar. The script does not read other sidecars or groups, so its cost does not grow with
--- their number.
+-- Records a heartbeat of the sidecar. Of the other sidecars, the script reads only the leader. So its cost does not
+-- grow with the number of sidecars.
 --
--- KEYS[3] sidecars
--- ARGV[2] sidecar   ARGV[3] its groups, in the format of its entry
--- Reply {'beaten', limits to which the leader trims the outbox, last leader, number of its last heartbeat}; the values
---   are empty if no sidecar has led yet
---   {'differs'} the sidecar must announce its groups, because its entry has other groups or is lost
+-- KEYS[1] meta: the state of the ring
+-- KEYS[2] link: the state of the caller's connection
+-- KEYS[3] sidecars: for each sidecar the number of its last heartbeat, and the groups that have subscribers there
+-- ARGV[1] generation of the connection, which refuse_stale_connection.lua has compared
+-- ARGV[2] name of the sidecar
+-- ARGV[3] the groups that have subscribers at the sidecar: for each a space and the name, then `/e` if it is ephemeral
+-- Replies:
+--   {'beaten', limits of the outbox, name of the last leader, number of that leader's last heartbeat}: the limits are
+--     those of the last leader, retention in ms and number of messages. A value is empty if Redis does not have it
+--   {'differs'}: Redis has no entry of the sidecar, or an entry with other groups. The sidecar must run
+--     `announce_groups`
 local before = redis.call('HGET', KEYS[3], ARGV[2])
 local beats, groups = string.match(before or '', '^(%d+)(.*)$')
 if groups ~= ARGV[3] then return {'differs'} end
--- If Redis is out of memory, it runs a script only if the first write needs no memory.
+-- If Redis is out of memory, it runs a script only if the first write needs no memory. So the first write deletes a
+-- field that does not exist.
 redis.call('HDEL', KEYS[3], '')
 redis.call('HSET', KEYS[3], ARGV[2], string.format('%.0f', beats + 1) .. groups)
 local bounds, leader = unpack(redis.call('HMGET', KEYS[1], 'bounds', 'inspected_by'))

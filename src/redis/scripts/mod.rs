@@ -1,4 +1,5 @@
-//! Defines the Lua scripts and reads their replies. The header of each script names its keys, arguments and replies.
+//! Defines the Lua scripts and reads their replies. The header of each Lua file describes its keys, arguments and
+//! replies.
 
 use std::sync::LazyLock;
 
@@ -6,8 +7,8 @@ use redis::{Arg, Cmd, FromRedisValue, Value};
 
 use crate::redis::connection::errors::{Fault, FaultKind};
 
-/// A script, with its label in logs and metrics. The label is the name of the file, or its former name: labels are
-/// public.
+/// A Lua script. `name` is its label in logs and metrics: the name of the file, or the former name of a renamed file,
+/// because labels are public.
 #[derive(Debug)]
 pub(super) struct Script {
     pub(super) name: &'static str,
@@ -17,13 +18,13 @@ pub(super) struct Script {
 
 macro_rules! scripts {
     ($(#[$doc:meta] $name:ident $(labelled $label:literal)? $(after $($before:literal)+)?,)+) => {
-        /// Every script.
+        /// All scripts, with a field for each.
         #[derive(Debug)]
         pub(super) struct Scripts {
             $(#[$doc] pub(super) $name: Script,)+
         }
 
-        /// The scripts, hashed once.
+        /// All scripts. The first access computes their SHA-1 hashes.
         pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts {
             $($name: Script::new(
                 [$($label,)? stringify!($name)][0],
@@ -41,41 +42,41 @@ macro_rules! scripts {
 }
 
 scripts! {
-    /// Registers a link, and creates the ring if it does not exist.
+    /// Registers a connection of a sidecar, and creates the ring if it does not exist.
     open,
-    /// Applies adds and dels.
+    /// Applies adds and dels, that is, the requests of clients.
     apply after "refuse_stale_connection.lua",
     /// Applies Acks again that Redis lost.
     reapply_lost_acks labelled "reapply" after "refuse_stale_connection.lua",
-    /// Records that the sidecar has applied all Acks that it held.
+    /// Records that the sidecar has applied all Acks that it held in an outage.
     record_acks_applied labelled "acks_applied" after "refuse_stale_connection.lua",
-    /// Moves the pointer.
+    /// Moves the pointer by one tick.
     advance after "refuse_stale_connection.lua",
     /// Moves messages of an expired tick to the outbox.
     expire after "refuse_stale_connection.lua",
-    /// Deletes timed-out messages whose `late` period is over.
+    /// Deletes timed-out messages after the period in which an Ack is answered `late`.
     forget_late_messages labelled "forget" after "refuse_stale_connection.lua",
-    /// Puts messages back into lists that were lost, and deletes timed-out messages that should already be deleted.
+    /// Repairs messages after Redis lost keys: puts them back into their lists, or deletes them.
     repair_messages labelled "mend" after "refuse_stale_connection.lua",
-    /// Takes the lease, or registers a candidate.
+    /// Takes the lease of the leader. If another sidecar has the lease, registers this sidecar as a candidate.
     acquire after "refuse_stale_connection.lua",
     /// Renews the lease.
     renew after "refuse_stale_connection.lua",
-    /// Gives up the lease.
+    /// Gives up the lease, and removes this sidecar from the candidates.
     release after "refuse_stale_connection.lua",
     /// Reads the status of the ring.
     status,
     /// Creates a group if it does not exist.
     open_group after "refuse_stale_connection.lua" "group_functions.lua",
-    /// Deletes a group.
+    /// Deletes a group, unless other sidecars have subscribers of it.
     delete_group after "refuse_stale_connection.lua" "group_functions.lua",
     /// Removes this sidecar from the subscribers of a group.
     leave_group after "refuse_stale_connection.lua" "group_functions.lua",
     /// Delivers the next batches of a group.
     take after "refuse_stale_connection.lua" "group_functions.lua",
-    /// Delivers batches again to the same group.
+    /// Delivers batches again that this sidecar held or that were returned.
     retake after "refuse_stale_connection.lua" "group_functions.lua",
-    /// Settles batches.
+    /// Settles batches, so that they are not delivered to this group again.
     settle after "refuse_stale_connection.lua" "group_functions.lua",
     /// Returns batches, so that any consumer can take them.
     return_batches labelled "give_back" after "refuse_stale_connection.lua" "group_functions.lua",
@@ -87,11 +88,11 @@ scripts! {
     heartbeat after "refuse_stale_connection.lua",
     /// Announces the groups that have subscribers at the sidecar.
     announce_groups labelled "announce" after "refuse_stale_connection.lua" "group_functions.lua",
-    /// Reads the heartbeats of all sidecars, for the leader.
+    /// Reads the heartbeats of all sidecars for the leader, and repairs lost groups.
     inspect_sidecars labelled "inspect" after "refuse_stale_connection.lua" "group_functions.lua",
-    /// Frees the batches that a dead sidecar held.
+    /// Releases the batches that a dead sidecar held, and deletes its entry.
     reap after "refuse_stale_connection.lua" "group_functions.lua",
-    /// Deletes the link of a sidecar that has been dead for too long.
+    /// Deletes the link key of a sidecar that has been dead for long.
     delete_dead_link labelled "drop_link" after "refuse_stale_connection.lua" "group_functions.lua",
     /// Counts the batches that each group has not acknowledged.
     backlogs,
@@ -102,12 +103,13 @@ impl Script {
         Script { name, source, hash: redis::Script::new(source).get_hash().to_owned() }
     }
 
-    /// Returns a call with its keys. The caller appends the arguments.
+    /// Returns an EVALSHA command with `keys`. The caller must append the arguments.
     pub(super) fn call(&self, keys: &[&str]) -> Cmd {
         redis::cmd("EVALSHA").arg(&self.hash).arg(keys.len()).arg(keys).take()
     }
 
-    /// Returns the same call with the source in place of the hash, for a Redis whose script cache was flushed.
+    /// Returns `call` as an EVAL command, with the source in place of the hash. Redis needs the source if its script
+    /// cache was flushed.
     pub(super) fn in_full(&self, call: &Cmd) -> Cmd {
         let mut whole = redis::cmd("EVAL");
         whole.arg(self.source);
@@ -125,7 +127,7 @@ impl Script {
     }
 }
 
-/// The reply of a script: usually a word, and then values.
+/// The reply of a script: usually a word, such as `ok`, and then further values.
 #[derive(Debug)]
 pub(super) struct Answer {
     script: &'static Script,
@@ -160,7 +162,7 @@ impl Answer {
         self.next()
     }
 
-    /// Returns the next value as a count. A negative value becomes 0.
+    /// Returns the next value as an unsigned number. A negative value becomes 0.
     pub(super) fn count(&mut self) -> Result<u64, Fault> {
         Ok(u64::try_from(self.number()?).unwrap_or_default())
     }
@@ -170,7 +172,7 @@ impl Answer {
         Answer::new(self.script, self.next()?)
     }
 
-    /// Reads all values that are left, with `read`.
+    /// Calls `read` until no value is left. Returns the results.
     pub(super) fn rest<T, E>(&mut self, mut read: impl FnMut(&mut Answer) -> Result<T, E>) -> Result<Vec<T>, E> {
         let mut rest = Vec::with_capacity(self.values.len());
         while !self.is_empty() {
@@ -179,7 +181,7 @@ impl Answer {
         Ok(rest)
     }
 
-    /// Returns the fault for an unexpected word in the answer.
+    /// Returns the fault for an answer that this version does not understand. `word` describes the unexpected part.
     pub(super) fn strange(&self, word: &str) -> Fault {
         let script = self.script.name;
         Fault::new(FaultKind::Other, format!("the reply of the script {script} is not understood: {word}"))

@@ -1,9 +1,16 @@
--- Applies Acks again that Redis had answered and then lost. Skips messages that were added again since.
+-- Applies Acks again that Redis had answered and then lost. Skips an Ack if the message is not in flight, or was added
+-- again since.
 --
--- KEYS[3] messages   KEYS[4] ticks   KEYS[5..] the lists of deadlines: D lies in KEYS[5 + D mod lists]
--- ARGV[2] a letter for each message: `k` acknowledged, `w` withdrawn
--- ARGV[3..] for each message its name, and the time in ms at which it was added
--- Reply {'reapplied', messages removed from flight}
+-- KEYS[1] meta: the state of the ring, with the pointer: the tick that expires next
+-- KEYS[2] link: the state of the caller's connection
+-- KEYS[3] messages: the name of each message, and its entry: deadline, number of the attempt, time of the add in ms
+-- KEYS[4] ticks: `acked:T`, the number of Acks of each open tick T
+-- KEYS[5..] the lists: the set of messages of each deadline; deadline T has KEYS[5 + T mod number of lists]
+-- ARGV[1] generation of the connection, which refuse_stale_connection.lua has compared
+-- ARGV[2] one letter for each Ack: `k` the message was acknowledged, `w` it was withdrawn
+-- ARGV[3], ARGV[5].. the name of each message
+-- ARGV[4], ARGV[6].. the time in ms at which that message was added
+-- Reply {'reapplied', number of messages removed from flight}
 local pointer, lists, in_flight = numbers(KEYS[1], 'pointer', 'lists', 'in_flight')
 local names = {}
 for i = 3, #ARGV, 2 do names[#names + 1] = ARGV[i] end

@@ -1,8 +1,11 @@
--- Refuses a late write of a dead connection, and defines functions for all scripts. Precedes every script that writes.
+-- Refuses writes of a connection that the sidecar has replaced, and defines functions for all scripts. Redis gets this
+-- file in front of every script that writes, except `open.lua`.
 --
--- KEYS[1] meta   KEYS[2] link of the sidecar
--- ARGV[1] generation of the link, as `open` returned it
--- Reply {'stale'} if the sidecar has connected again since, or the ring no longer exists
+-- KEYS[1] meta: the state of the ring
+-- KEYS[2] link: the state of the sidecar's connection, with the generation of the newest connection
+-- ARGV[1] generation of the connection that sends the script, as `open.lua` returned it
+-- Reply {'stale'}: the sidecar has registered another connection since, or the ring no longer exists. Otherwise the
+--   script continues
 if redis.call('HGET', KEYS[2], 'generation') ~= ARGV[1] or redis.call('EXISTS', KEYS[1]) == 0 then
   return {'stale'}
 end
@@ -13,14 +16,14 @@ local function now_ms()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- Returns numeric fields of a hash, in the order of the arguments.
+-- Returns the values of fields of a hash as numbers, in the order of the arguments.
 local function numbers(key, ...)
   local found = redis.call('HMGET', key, ...)
   for i = 1, #found do found[i] = tonumber(found[i]) end
   return unpack(found)
 end
 
--- Calls a variadic command in chunks, since `unpack` fails with about 8,000 values.
+-- Calls a command with all values of a list, at most 4,000 in one call. `unpack` fails with about 8,000 values.
 local function in_chunks(command, key, list)
   for first = 1, #list, 4000 do
     redis.call(command, key, unpack(list, first, math.min(first + 3999, #list)))

@@ -1,8 +1,20 @@
--- Renews the lease, if the caller still holds it.
+-- Renews the lease, if the caller still holds it. Can also return the candidates that have announced themselves since
+-- the last such call.
 --
--- KEYS[3] lease   KEYS[4] candidates
--- ARGV[2] token   ARGV[3] epoch   ARGV[4] lease in ms   ARGV[5] 1 to return the candidates and delete their list
--- Reply {'renewed', for each candidate since the last such call: token, number of rings it leads, name}   {'deposed'}
+-- KEYS[1] meta: the state of the ring
+-- KEYS[2] link: the state of the caller's connection
+-- KEYS[3] lease: the token of the leader; expires when the lease ends
+-- KEYS[4] candidates: the token of each candidate, the number of rings that it leads, and its name
+-- ARGV[1] generation of the connection, which refuse_stale_connection.lua has compared
+-- ARGV[2] token of the caller
+-- ARGV[3] epoch of the caller
+-- ARGV[4] length of the lease in ms
+-- ARGV[5] 1 to return and delete the candidates, else 0
+-- Replies:
+--   {'renewed'}: without candidates
+--   {'renewed', token, announcement...}: for each candidate its token, then the number of rings that it leads and its
+--     name
+--   {'deposed'}: the caller does not hold the lease, or its epoch is not the current one
 if redis.call('GET', KEYS[3]) ~= ARGV[2] or redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[3] then
   return {'deposed'}
 end

@@ -1,8 +1,19 @@
--- Returns batches that the sidecar holds, so that any consumer can take them.
+-- Returns batches that the sidecar holds: afterwards no sidecar holds them, and any sidecar can take them.
 --
--- KEYS as in group_functions.lua
--- ARGV[2] sidecar   ARGV[3] group   ARGV[4..] id and epoch of each batch; an empty epoch matches any epoch
--- Reply {'returned', number of these batches that the sidecar held}
+-- KEYS[1] meta: the state of the ring
+-- KEYS[2] link: the state of the caller's connection
+-- KEYS[3] outbox: the stream of timeout batches, with a consumer group for each group
+-- KEYS[4] groups: the name of each group, its kind, and the tick since which it has no subscriber
+-- KEYS[5] sidecars: the name of each sidecar, the number of its last heartbeat, and its groups
+-- KEYS[6] departed: dead sidecars, and the tick at which each was found dead
+-- KEYS[7] news: the stream of hints to all sidecars
+-- ARGV[1] generation of the connection, which refuse_stale_connection.lua has compared
+-- ARGV[2] name of the sidecar
+-- ARGV[3] name of the group
+-- ARGV[4], ARGV[6].. id of each batch
+-- ARGV[5], ARGV[7].. epoch of that batch; empty for any epoch
+-- Reply {'returned', number of batches returned}: skips a batch that the sidecar does not hold or that has another
+--   epoch
 local sidecar, group, ids = ARGV[2], ARGV[3], {}
 if not is_known(group) then return {'returned', 0} end
 for i = 4, #ARGV, 2 do

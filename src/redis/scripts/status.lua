@@ -1,8 +1,14 @@
 -- Reads the status of the ring. Writes nothing.
 --
--- KEYS[1] meta   KEYS[2] lease   KEYS[3..] the lists of deadlines
--- Reply {pointer, ms since it was due, epoch, token of the holder, name of the leader, ms of ticks since its election,
---   in flight, messages in each list...}, or {} if the ring does not exist
+-- KEYS[1] meta: the state of the ring, with the pointer: the tick that expires next
+-- KEYS[2] lease: the token of the leader; expires when the lease ends
+-- KEYS[3..] the lists: the set of messages of each deadline
+-- No ARGV
+-- Replies:
+--   {pointer, ms since the pointer was due at this tick, epoch, token of the leader, name of the leader, ms since the
+--     last election counted in ticks, messages in flight, number of messages in each list...}: token and name are
+--     empty if no sidecar leads
+--   {}: the ring does not exist
 local found = redis.call('HMGET', KEYS[1], 'pointer', 'due_ms', 'epoch', 'leader', 'elected_at', 'in_flight', 'tick_ms')
 if not found[1] then return {} end
 local time = redis.call('TIME')

@@ -1,15 +1,29 @@
--- Delivers the next batches of a group: first returned batches, oldest first, then new ones.
+-- Delivers batches of a group to the sidecar, which then holds them. Delivers returned batches first, oldest first, and
+-- then batches that were never delivered to this group.
 --
--- KEYS as in group_functions.lua
--- ARGV[2] sidecar   ARGV[3] group   ARGV[4] messages wanted   ARGV[5] maximum number of batches
--- ARGV[6..] ids of returned batches that are left for other sidecars
--- Reply {'taken', batch...}, without a batch only if no batch is left; a batch is {id, delivery count, epoch, added,
---   acked, storm, last, ms since its tick expired, messages}
---   {'unknown'} the group does not exist
+-- KEYS[1] meta: the state of the ring, with the pointer: the tick that expires next
+-- KEYS[2] link: the state of the caller's connection
+-- KEYS[3] outbox: the stream of timeout batches, with a consumer group for each group
+-- KEYS[4] groups: the name of each group, its kind, and the tick since which it has no subscriber
+-- KEYS[5] sidecars: the name of each sidecar, the number of its last heartbeat, and its groups
+-- KEYS[6] departed: dead sidecars, and the tick at which each was found dead
+-- KEYS[7] news: the stream of hints to all sidecars
+-- ARGV[1] generation of the connection, which refuse_stale_connection.lua has compared
+-- ARGV[2] name of the sidecar
+-- ARGV[3] name of the group
+-- ARGV[4] number of messages wanted. The script stops after the batch with which this number is reached
+-- ARGV[5] maximum number of batches
+-- ARGV[6..] ids of returned batches that this sidecar must not get, so that other sidecars get them
+-- Replies:
+--   {'taken', batch...}: no batch if none is left for this sidecar. A batch is {id, delivery count, epoch, added,
+--     acked, storm, last, ms since its tick expired, messages}. `added` and `acked` count messages of the whole tick,
+--     `storm` is 1 if unusually many of them timed out, `last` is 1 for the last batch of its tick, and `messages` are
+--     the names of the messages, separated by spaces
+--   {'unknown'}: the group does not exist
 local sidecar, group, wanted, most = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 if not is_known(group) then return {'unknown'} end
--- A sidecar that holds batches needs an entry, so that it can be found dead. A sidecar that was reaped by mistake may
--- take batches before its next heartbeat.
+-- A sidecar that holds batches must have an entry, because only a sidecar with an entry is found dead. The entry is
+-- missing if the leader took this sidecar for dead by mistake.
 if redis.call('HEXISTS', sidecars, sidecar) == 0 then redis.call('HSET', sidecars, sidecar, 0) end
 
 local reply, messages, delivery = {'taken'}, 0, deliveries()
@@ -27,7 +41,7 @@ for i = 6, #ARGV do except[ARGV[i]] = true end
 for _, returned in ipairs(redis.call('XPENDING', outbox, group, '-', '+', most + #ARGV - 5, nobody)) do
   if not has_room() then break end
   if not except[returned[1]] then
-    -- XCLAIM returns nothing if the entry has left the stream.
+    -- XCLAIM returns nothing if the entry was removed from the stream.
     local claimed = redis.call('XCLAIM', outbox, group, sidecar, 0, returned[1])[1]
     if claimed then add(claimed, returned[4] + 1) end
   end

@@ -1,11 +1,22 @@
--- Trims the outbox, for the leader. Removes batches that all groups have settled. Drops the oldest batches if they are
--- too old or too many. Deletes groups that had no subscriber for too long. Ages are counted in ticks.
+-- Does one step of trimming the outbox, for the leader. Removes the batches that all groups have settled. Drops the
+-- oldest batches if they are too old, or if the outbox has too many messages. Deletes groups that had no subscriber for
+-- too long. Ages are counted in ticks.
 --
--- KEYS as in group_functions.lua
--- ARGV[2] retention in ms   ARGV[3] maximum number of messages in the outbox   ARGV[4] 1 if old batches may be dropped
--- ARGV[5] number of the step: the same number again if the answer of the previous call was lost
--- Reply {'tended', 1 if there is more to do, messages dropped, batches dropped, group dropped...}
---   Messages and batches count only if some group had not settled them
+-- KEYS[1] meta: the state of the ring, with the pointer: the tick that expires next
+-- KEYS[2] link: the state of the caller's connection
+-- KEYS[3] outbox: the stream of timeout batches, with a consumer group for each group
+-- KEYS[4] groups: the name of each group, its kind, and the tick since which it has no subscriber
+-- KEYS[5] sidecars: the name of each sidecar, the number of its last heartbeat, and its groups
+-- KEYS[6] departed: dead sidecars, and the tick at which each was found dead
+-- KEYS[7] news: the stream of hints to all sidecars
+-- ARGV[1] generation of the connection, which refuse_stale_connection.lua has compared
+-- ARGV[2] retention in ms: the maximum age of a batch, and of a group without subscribers
+-- ARGV[3] maximum number of messages in the outbox
+-- ARGV[4] 1 if batches and groups may be dropped because of their age, else 0
+-- ARGV[5] number of the step. If the answer to a call was lost, the caller repeats the number
+-- Reply {'tended', 1 if there is more to do, number of messages dropped, number of batches dropped, name of each group
+--   deleted for its age...}: batches that all groups had settled do not count as dropped. Ephemeral groups are not
+--   named
 local retention, most_ids, may_drop_old, number = tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4] == '1', ARGV[5]
 local told = {}
 for word in string.gmatch(redis.call('HGET', KEYS[2], 'tended') or '', '%S+') do told[#told + 1] = word end
@@ -16,7 +27,7 @@ if told[1] == number then
 end
 write_without_memory()
 local trimmed_all = not trim()
--- Other sidecars compare these limits with their own options.
+-- The heartbeats of other sidecars return these limits. Each sidecar compares them with its own options.
 local bounds = ARGV[2] .. ' ' .. ARGV[3]
 if redis.call('HGET', KEYS[1], 'bounds') ~= bounds then redis.call('HSET', KEYS[1], 'bounds', bounds) end
 
@@ -24,7 +35,8 @@ local reached_for, pointer = observed()
 local function is_too_old(tick) return may_drop_old and reached_for(tick) > retention end
 
 local found = readers()
--- The cost of a batch is a look-up in each group, and a read of all its messages.
+-- To drop a batch, the script looks it up in each group, and reads all its messages. Both are limited, so that no step
+-- blocks Redis for long.
 local most_batches, most_messages = math.max(1, math.floor(400 / #found)), 10000
 local published_ids = tonumber(redis.call('HGET', KEYS[1], 'published_ids') or '0')
 local ids, batches, last, looked_at, read = 0, 0, nil, 0, 0
@@ -33,7 +45,8 @@ local function may_look()
   return looked_at < most_batches and read < most_messages
 end
 
--- Returns whether a batch has its counts. A batch without counts is dropped together with the next batch that has them.
+-- Returns whether a batch has the counts `ids` and `count`. A batch without them is dropped together with the next
+-- batch that has them.
 local function is_readable(batch) return tonumber(batch.ids) and tonumber(batch.count) end
 
 local function is_beyond_bounds(id, batch)
@@ -51,8 +64,9 @@ local function settle_for_all(id)
   return unsettled
 end
 
--- Ends the step with `reply`. The link keeps a reply with drops, since a repeated call cannot count dropped batches
--- again. This write follows the writes that free memory, so that Redis runs it even if it is out of memory.
+-- Ends the step with `reply`. If the step dropped anything, the link keeps the reply, since a repeated call could not
+-- count the dropped batches again. This write comes after the writes that free memory, so that Redis accepts it even if
+-- it is out of memory.
 local function ends(reply)
   if batches > 0 or #reply > 4 then
     redis.call('HSET', KEYS[2], 'tended', number .. ' ' .. table.concat(reply, ' ', 2))
@@ -82,9 +96,11 @@ end
 if last then redis.call('XTRIM', outbox, 'MINID', '=', behind(last)) end
 if last and not may_look() or not trimmed_all then return ends({'tended', 1, ids, batches}) end
 
--- An ephemeral group always has a subscriber. After a loss, its subscriber returns within this time or never.
+-- An ephemeral group normally has a subscriber. If Redis lost the entry of the subscriber's sidecar, that sidecar
+-- restores it within this time, or never.
 local orphaned_ms = 60000
--- The groups come last: batches that only an abandoned group had not settled must be counted before.
+-- The script deletes groups only after it has dropped batches. Otherwise a batch that only a deleted group had not
+-- settled would not be counted.
 local reply, counts = {'tended', 0, ids, batches}, attendance('')
 local kept = redis.call('HGETALL', groups)
 for i = 1, #kept, 2 do

@@ -1,4 +1,4 @@
-//! Tests the queue from both sides: requests and answers of connections, and chunks of scripts.
+//! Tests the queue: the requests of connections, the chunks for scripts, and the answers.
 
 use super::*;
 use crate::clock::Clock;
@@ -10,7 +10,7 @@ const MAX: u64 = 1_000_000;
 const ADD: Operation = Operation::Add { ack_timeout_ticks: 3, attempt: 1 };
 const DEL: Operation = Operation::Del { withdraw: false };
 
-/// A queue, and the completions of a connection.
+/// A queue, and the answers that one connection gets from it.
 #[derive(Default)]
 struct Bench {
     queue: Queue,
@@ -36,7 +36,7 @@ impl Bench {
         Bench { queue: Queue::new(Arc::clone(&progress), MAX, 1_000), progress, ..Bench::default() }
     }
 
-    /// Makes a request. Returns the id that its answer will have.
+    /// Pushes a request. Returns its id, which its answer repeats.
     fn ask(&mut self, operation: Operation, ids: impl Iterator<Item = u64>) -> u64 {
         self.ask_as(ConnectionId::default(), operation, ids)
     }
@@ -135,7 +135,7 @@ fn frames_travel_together_in_order_and_each_gets_its_answer() {
 fn each_connection_has_its_own_answers_in_the_order_in_which_it_asked() {
     let mut bench = Bench::new();
     let all = [Arc::default(), Arc::default()];
-    // The requests of one connection are adjacent in a chunk.
+    // In a chunk, the requests of connection 0 come before those of connection 1.
     for (of, id) in [(0, 1), (1, 3), (1, 4), (0, 2), (1, 5)] {
         bench.completions = Arc::clone(&all[of]);
         bench.ask_as(ConnectionId(of as u64), DEL, id..=id);
@@ -182,7 +182,7 @@ fn a_message_that_occurs_twice_is_named_once_with_positions() {
     let words = bench.words(&chunk);
     assert_eq!((&words[2][..], &words[3][..]), (&[129, 1, 1, 130][..], &[0, 1, 0, 2, 0, 1, 0, 2][..]));
     assert_eq!(text(&words[7..]), ["7", "8"]);
-    // The next chunk does not use the names of this one.
+    // The positions in the next chunk do not refer to the names of this chunk.
     bench.ask(DEL, [8, 9].into_iter());
     let chunk = bench.chunk(2);
     let words = bench.words(&chunk);
@@ -277,7 +277,7 @@ fn when_redis_is_unreachable_adds_are_refused_by_their_outcome_and_dels_are_held
     assert_eq!(answers[1].refusal.as_ref().unwrap().reason, Reason::StoreUnreachable);
     assert_eq!(bench.progress.unanswered_acks.load(Ordering::Relaxed), 400);
 
-    // Redis had applied the chunk, and the link kept the answer.
+    // Redis had applied the chunk and stored its answer. The next session reads this answer.
     let answer = format!("9|1|7|{}{}|{}", "a".repeat(600), "k".repeat(400), vec!["5"; 401].join(","));
     bench.queue.begin_session(&[String::new(), answer], Clock::start().now());
     let answer = bench.answer();
@@ -333,7 +333,7 @@ fn frames_that_are_cut_again_and_again_hold_up_no_other_connection() {
         }
         bench.chunk(1);
         let single = bench.ask_as(ConnectionId(2), DEL, 0..1);
-        // The rests of two frames go first.
+        // The rests of two cut frames are sent before the single message.
         let most = 2 + 2 * size.div_ceil(1_000);
         for number in 2..=most {
             let chunk = bench.chunk(number);
