@@ -7,8 +7,8 @@
 //!
 //! | part | purpose |
 //! |---|---|
-//! | `keys` | defines the schema |
-//! | `scripts` | the Lua scripts, each one atomic step |
+//! | `keys` | names and types of all keys in Redis |
+//! | `scripts` | the Lua scripts; Redis runs each of them as one atomic step |
 //! | `topology` | finds Redis (standalone, Sentinel, Cluster) and the majority that confirms the primary |
 //! | `connection` | the connection of a ring to Redis: reconnects, classifies errors, detects stalls, receives hints |
 //! | `batching` | combines the adds and dels of many clients, and sends them to Redis in one script call |

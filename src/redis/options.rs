@@ -26,7 +26,7 @@ pub struct RedisOptions {
     /// Address of Redis: `redis://`, `rediss://` or `redis+unix://`, with user and password if Redis requires them.
     /// [`Topology::parse`](crate::redis::Topology::parse) describes addresses of Sentinels and of a Cluster.
     pub url: String,
-    /// The prefix of all keys.
+    /// The first part of all keys. Sidecars with the same namespace share the rings.
     pub namespace: String,
     /// Number of rings. A hash of the message determines its ring.
     pub rings: u16,

@@ -106,7 +106,7 @@ impl StartupChecks {
         }
     }
 
-    /// Logs the findings that the last check did not have, and keeps `findings` for the next comparison.
+    /// Logs, as warnings, the findings that the last check did not have, and keeps `findings` for the next comparison.
     fn report(&mut self, findings: Findings) {
         for (text, nodes) in new(&findings, &self.known) {
             warn!(redis = nodes.join(", "), "{text}");

@@ -1,5 +1,6 @@
-//! Implements the outbox in Redis, which all sidecars share. The outbox is a stream of timeout batches. Each group of
-//! subscribers has a consumer group in this stream, so each group gets every batch.
+//! Implements the outbox in Redis, which all sidecars share. The outbox is a stream. Each entry is a timeout batch:
+//! some messages that timed out in the same tick. Each group of subscribers has a consumer group in this stream, so
+//! each group gets every batch.
 //!
 //! ```text
 //!                take                     settle

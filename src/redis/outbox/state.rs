@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use crate::core::{BatchId, Observed, Refusal};
 
-/// The batches of one group that this sidecar knows to hold.
+/// The batches of one group that, as far as this sidecar knows, Redis has assigned to it.
 #[derive(Debug, Default)]
 pub(super) struct Ownership {
     pub(super) held: HashSet<BatchId>,

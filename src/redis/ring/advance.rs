@@ -97,10 +97,10 @@ impl RedisRing {
         self.advanced(term, &word, &mut answer, at)
     }
 
-    /// Returns the leadership term, or `None` if this sidecar does not lead in this session. `recovered_at` is the end
-    /// of the last outage, if there was one. If the outage is new, postpones the next move, so that all sidecars can
-    /// send the Acks that they kept. A further outage before the same move does not prolong this wait, so that many
-    /// short outages do not stop the wheel.
+    /// Returns the leadership term, or `None` if this sidecar was not elected in `session`, the current connection to
+    /// Redis. `recovered_at` is the end of the last outage, if there was one. If the outage is new, postpones the next
+    /// move, so that all sidecars can send the Acks that they kept. A further outage before the same move does not
+    /// prolong this wait, so that many short outages do not stop the pointer.
     fn term_after_outage(&self, session: &Session, recovered_at: Option<Instant>) -> Option<Term> {
         let Link { options, term: current, .. } = &*self.link;
         let term = current.in_session(session.number)?;
@@ -118,7 +118,7 @@ impl RedisRing {
 
     /// Returns until when the pointer must wait if, at the time `at`, Redis stalls or has just stalled. In a stall, any
     /// sidecar may have Acks that Redis has not applied. Returns `None` if the move was already postponed, so that a
-    /// slow Redis does not stop the wheel.
+    /// slow Redis does not stop the pointer.
     fn stalled_until(&self, term: Term, at: Instant) -> Option<Instant> {
         let grace = self.link.options.outage_grace;
         if term.is_aware || grace.is_zero() {
@@ -131,8 +131,8 @@ impl RedisRing {
         }
     }
 
-    /// Postpones the next move to the time `at` plus the length of the stall, but plus at most the grace time of an
-    /// outage. Returns the new time of the move.
+    /// Postpones the next move to the time `at` plus the length of the stall, but plus at most `outage_grace`, the wait
+    /// after an outage. Returns the new time of the move.
     fn put_off(&self, term: Term, at: Instant, stall: Duration) -> Instant {
         let until = at + stall.min(self.link.options.outage_grace);
         self.link.term.update(term.epoch, |term| term.put_off(until));

@@ -2,7 +2,7 @@
 //!
 //! The deadline of a message is a tick. The pointer, a field of the Redis hash `meta`, is the tick that expires next.
 //! Scripts determine the outcome of a message by comparing its deadline with the pointer. Redis runs one script at a
-//! time. So if an Ack and a timeout race, exactly one of them wins, as in the memory ring.
+//! time. So if an Ack and a timeout race, exactly one of them wins.
 //!
 //! # Time
 //!
@@ -19,10 +19,10 @@
 //!   hence: time at which the deadline expires > x + k * tick
 //! ```
 //!
-//! The answer of each `advance` contains the time until the next move. The leader waits for this time by its own
-//! monotonic clock. If the clocks of the leader and of Redis differ by more than
-//! [`CLOCK_SLACK`](crate::redis::leader::term::CLOCK_SLACK) within a tick, one of them was set. Then the monotonic
-//! clock determines when the pointer moves.
+//! If `advance` moves the pointer, or finds that the move is not due yet, its answer contains the time until the next
+//! move. The leader waits for this time by its own monotonic clock. If the clocks of the leader and of Redis differ by
+//! more than [`CLOCK_SLACK`](crate::redis::leader::term::CLOCK_SLACK) within a tick, one of them was set. Then the
+//! monotonic clock determines when the pointer moves.
 
 mod advance;
 mod publish;

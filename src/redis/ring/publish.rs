@@ -38,8 +38,8 @@ impl RedisRing {
                     return Ok(deposed);
                 }
                 current.update(term.epoch, |term| (term.frozen, term.seq) = (tick, seq));
-                // The answer may contain the counts of a tick that is completely published. If this is the tick of this
-                // call, the answer of the step that finished the tick was lost.
+                // The answer may contain the counts of a tick that is completely published. If this is the tick that
+                // this call was to publish, the answer of the step that finished the tick was lost.
                 let counted =
                     if answer.is_empty() { None } else { Some((Tick(answer.count()?), counts(&mut answer)?)) };
                 let counted = counted.filter(|(finished, _)| *finished == term.frozen);

@@ -4,8 +4,8 @@
 
 use crate::core::{Tick, Wheel};
 
-/// How many scans the pointer waits for at most before it moves. With this limit, the wheel does not stop even if Redis
-/// loses lists all the time.
+/// How many scans the pointer waits for at most before it moves. With this limit, the pointer moves even if Redis loses
+/// lists all the time.
 const SCANS_BEFORE_A_MOVE: u8 = 3;
 
 /// The state of the repair in one leadership term.

@@ -12,6 +12,7 @@ use crate::redis::connection::errors::Fault;
 use crate::redis::topology::majority::{LONGEST, NodeEntry, SLOTS, Slot, View};
 use crate::redis::topology::nodes::{Found, Node, client_at};
 
+/// The setting of a Cluster that is its failover timer.
 const NODE_TIMEOUT: &str = "cluster-node-timeout";
 
 /// Returns the slot of all keys with this hash tag, the text in braces.

@@ -194,7 +194,7 @@ impl Topology {
     }
 
     /// Returns the Redis that has replaced `found` for `slot`, according to a majority of the votes. If ticks expire
-    /// without a majority, the view with the latest failover decides instead.
+    /// without a majority, the view with the highest config epoch determines it instead.
     pub(super) fn replaced_by(&self, found: &Found, slot: Slot) -> Option<Found> {
         let views = self.views.lock();
         let now = if self.is_without_majority { views.latest(slot) } else { views.majority(slot) };
@@ -206,8 +206,9 @@ impl Topology {
         self.kind != TopologyKind::Standalone && !self.is_without_majority
     }
 
-    /// Returns the minimum for the total number of votes. It is the number of Sentinels that `--store` names. In a
-    /// Cluster it is 1: only primaries vote, and each node reports how many primaries there are.
+    /// Returns the minimum for the total number of votes, of which a majority is more than half. It is the number of
+    /// Sentinels that `--store` names. In a Cluster it is 1: only primaries vote, and each node reports how many
+    /// primaries there are.
     fn least_votes(&self) -> usize {
         if self.kind != TopologyKind::Sentinel {
             return 1;
