@@ -1,69 +1,75 @@
-//! Defines the schema: the keys of a ring. docs/REDIS.md describes the keys for operators.
+//! Defines the Redis keys of a ring. docs/REDIS.md describes them for operators.
 //!
-//! All keys of ring 0 in namespace `ackwheel` begin with `{ackwheel:0}:`. The braces are a hash tag: in a Cluster, the
-//! keys of a ring lie on one node. Every script declares each key that it may use.
+//! Time is counted in ticks. Each message has a deadline, a tick. The pointer is the tick that expires next. A *frozen*
+//! tick has expired and is not yet published. Each election of a leader has a number, the epoch, which is higher than
+//! all earlier ones.
+//!
+//! All keys of ring 0 in namespace `ackwheel` begin with `{ackwheel:0}:`. The braces are a hash tag: in a Cluster, all
+//! keys of a ring lie on one node. Every script declares all keys that it may use.
 //!
 //! | key | type | content |
 //! |---|---|---|
-//! | `meta` | hash | schema, dimensions, incarnation; pointer and its `due_ms`; epoch and leader; counters |
-//! | `lease` | string | the leader's token; expires when the lease ends |
-//! | `candidates` | hash | token of a candidate → number of rings that it leads, and its name; the leader deletes it |
-//! | `messages` | hash | `id` or `id:client` → `deadline attempt added_ms`, until the `late` period ends |
-//! | `tick:<i>` | set | messages of the deadlines D with D mod lists = i; an attempt above 1 is the suffix `/attempt` |
-//! | `ticks` | hash | `acked:D`: Acks so far; `frozen:D`: counts of an expired tick that is being published |
-//! | `outbox` | stream | timeout batches under the id `tick-seq`; a consumer group for each group |
-//! | `held_acks` | hash | sidecar → number of Acks that it held when its session began, until they are applied |
-//! | `late` | list | timed-out messages, in chunks, until they are deleted a revolution later |
+//! | `meta` | hash | settings and random name of the ring; pointer and its due time `due_ms`; epoch; leader; counters |
+//! | `lease` | string | the leader's token, a unique name; the key expires when the lease ends |
+//! | `candidates` | hash | token of a candidate → number of rings that it leads, and its name; the leader deletes all |
+//! | `messages` | hash | `id` or `id:client` → `deadline attempt added_ms`; kept for `slots` ticks after a timeout |
+//! | `tick:<i>` | set | messages with deadline modulo (number of these sets) = i; suffix `/attempt` unless it is 1 |
+//! | `ticks` | hash | `acked:D`: Acks so far of messages with deadline D; `frozen:D`: counts of the frozen tick D |
+//! | `outbox` | stream | timeout batches, with entry ids `tick-seq`; a consumer group for each group of subscribers |
+//! | `held_acks` | hash | sidecar whose Acks the pointer waits for → number of Acks that it kept when it connected |
+//! | `late` | list | one element for each published batch: the timed-out messages to delete from `messages` later |
 //! | `groups` | hash | group → `e` if it is ephemeral, else `-`; then the tick since which it has no subscriber |
 //! | `sidecars` | hash | sidecar → number of its last heartbeat, then each group that has a subscriber at the sidecar |
-//! | `departed` | sorted set | dead sidecar whose link is kept for a while → the tick at which it was found dead |
-//! | `link:<sidecar>` | hash | connection generation, last chunk, last two answers, last step of outbox trimming |
-//! | `news` | stream | the last few hints: published, returned, vacant, handed |
+//! | `departed` | sorted set | dead sidecar with a kept `link:` key; its score is the tick at which it was found dead |
+//! | `link:<sidecar>` | hash | number of its connection; number and answer of its last requests; last outbox trim |
+//! | `news` | stream | about the last 16 hints that wake sidecars: `published`, `returned`, `vacant`, `handed` |
 //!
 //! # Lists
 //!
-//! Seen from the pointer, a deadline is at most `slots` plus [`MAX_CATCH_UP`] ticks ahead. A frozen tick keeps its list
-//! until it is published. With [`SPARE_LISTS`] more lists than slots, no two live deadlines share a list. The pointer
-//! waits while [`MAX_FROZEN`] ticks are not yet published.
+//! A *list* is one of the sets `tick:<i>`. A deadline is at most `slots` plus [`MAX_CATCH_UP`] ticks after the pointer.
+//! A frozen tick keeps its list until it is published, and the pointer waits while [`MAX_FROZEN`] ticks are frozen.
+//! There are [`SPARE_LISTS`] more lists than slots. So no two deadlines that need a list at the same time share one.
 
 use crate::redis::topology::cluster::slot_of;
 use crate::redis::topology::majority::Slot;
 
-/// The version of this schema.
+/// The version of the keys and of the formats of their values.
 pub const SCHEMA: u32 = 1;
-/// The oldest schema that this version can also serve, so that sidecars can be updated one by one.
+/// The oldest schema that this program can use. While sidecars are updated one by one, old and new ones share a ring.
 pub(crate) const OLDEST_SCHEMA: u32 = 1;
 
-/// Number of lists in addition to one per slot.
+/// Number of lists in addition to one for each slot. The section [Lists](self#lists) explains this number.
 pub(crate) const SPARE_LISTS: u16 = 34;
-/// Maximum number of ticks by which the pointer may lag behind the tick due. Deadlines of adds assume no greater lag.
+/// The upper limit for `--catch-up-max-ticks`. If the pointer is late, an add counts its deadline from the tick that is
+/// due by the clock, but from at most this many ticks after the pointer.
 pub const MAX_CATCH_UP: u16 = 16;
 /// Maximum number of ticks that are expired and not yet published.
 pub(crate) const MAX_FROZEN: u16 = 16;
-/// Maximum number of slots of a ring in Redis, because each script names every list.
+/// Maximum number of slots of a ring in Redis. The scripts that add messages and move the pointer name every list, so
+/// more slots make each call longer.
 pub const MAX_SLOTS: u16 = 240;
 
 const _: () =
     assert!(SPARE_LISTS > MAX_CATCH_UP + MAX_FROZEN, "two deadlines that are alive must not share a list");
 
-/// Defines the keys: a field for each name, with its text in Redis.
+/// Defines the struct `Keys`, which has a field for each of these names. The field contains the key in Redis.
 macro_rules! keys {
     ($($name:ident)+) => {
-        /// The names of a ring's keys, for one sidecar.
+        /// The keys of a ring, and the key `link:<sidecar>` of one sidecar.
         #[derive(Debug)]
         pub(super) struct Keys {
             $(pub(super) $name: String,)+
             pub(super) link: String,
             /// The sidecar that owns `link`.
             pub(super) sidecar: String,
-            /// The Cluster slot of all these keys. Unused without a Cluster.
+            /// The Cluster hash slot of all these keys. Unused without a Cluster.
             pub(super) slot: Slot,
             lists: Vec<String>,
             prefix: String,
         }
 
         impl Keys {
-            /// Returns the keys of a ring for `sidecar`.
+            /// Returns the keys of a ring, with the key `link:<sidecar>` of `sidecar`.
             pub(super) fn new(namespace: &str, ring: u16, slots: u16, sidecar: &str) -> Keys {
                 let tag = format!("{namespace}:{ring}");
                 let prefix = format!("{{{tag}}}:");
@@ -84,18 +90,18 @@ macro_rules! keys {
 keys! { meta lease candidates messages ticks held_acks outbox late groups sidecars departed news }
 
 impl Keys {
-    /// Returns the link key of a sidecar.
+    /// Returns the key `link:<sidecar>` of any sidecar.
     pub(super) fn link_of(&self, sidecar: &str) -> String {
         format!("{}link:{sidecar}", self.prefix)
     }
 
-    /// Returns the key of the list of a deadline.
+    /// Returns the key of the list that contains the messages with this deadline.
     pub(super) fn list(&self, deadline: u64) -> &str {
         let index = deadline % self.lists.len() as u64;
         &self.lists[usize::try_from(index).expect("there are few lists")]
     }
 
-    /// Returns the keys `first`, followed by every list.
+    /// Returns the keys `first`, followed by the keys of all lists.
     pub(super) fn and_lists<'a>(&'a self, first: &[&'a String]) -> Vec<&'a str> {
         first.iter().copied().chain(&self.lists).map(String::as_str).collect()
     }

@@ -1,15 +1,20 @@
-//! A wheel in Redis that sidecars share. Any sidecar adds and acknowledges messages, and the leader moves the pointer.
+//! Implements the store in Redis, which all sidecars share. A store has one or more rings. Each ring has a pointer in
+//! Redis, which moves from tick to tick. If a message is not acknowledged before the pointer leaves the tick of its
+//! deadline, the message times out.
+//!
+//! Any sidecar adds and acknowledges messages. Only the sidecar that was elected leader of a ring moves the pointer of
+//! that ring.
 //!
 //! | part | purpose |
 //! |---|---|
-//! | `keys` | defines the schema |
-//! | `scripts` | the Lua scripts, each one atomic step |
+//! | `keys` | names and types of all keys in Redis |
+//! | `scripts` | the Lua scripts; Redis runs each of them as one atomic step |
 //! | `topology` | finds Redis (standalone, Sentinel, Cluster) and the majority that confirms the primary |
-//! | `connection` | the link of a ring: reconnects, classifies errors, detects stalls, receives hints |
-//! | `batching` | combines adds and dels of all connections in shared scripts |
-//! | `leader` | the lease, the leadership term, and how sidecars share the rings |
-//! | `ring` | the ring: advance, publish, repair |
-//! | `outbox` | batches in a stream, with a consumer group for each group |
+//! | `connection` | the connection of a ring to Redis: reconnects, classifies errors, detects stalls, receives hints |
+//! | `batching` | combines the adds and dels of many clients, and sends them to Redis in one script call |
+//! | `leader` | elects the leader of each ring, and spreads the rings evenly over the sidecars |
+//! | `ring` | moves the pointer, publishes expired ticks, repairs lost keys |
+//! | `outbox` | stores timeout batches in a stream, with a consumer group for each group of subscribers |
 //! | `startup_checks`, `store`, `options` | check Redis and open the store |
 
 mod batching;
@@ -32,7 +37,8 @@ pub use topology::{Topology, TopologyKind};
 
 use std::hash::{BuildHasher, RandomState};
 
-/// Returns 32 unique hex digits. The operating system provides the keys of `RandomState`.
+/// Returns 32 random hex digits, for names that must be unique. `RandomState` takes its keys from the random numbers of
+/// the operating system.
 fn random_name() -> String {
     let state = RandomState::new();
     format!("{:016x}{:016x}", state.hash_one(1), state.hash_one(2))

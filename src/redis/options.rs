@@ -4,19 +4,20 @@ use std::time::Duration;
 
 use crate::core::{Retention, StormRule, Wheel};
 
-/// If Redis answers nothing for this long while requests wait, Redis is unreachable. No script takes nearly as long,
-/// and an AddNewMsg is still refused within a second. A single answer may take longer
+/// How long Redis may answer nothing at all while requests wait. After that time, the sidecar treats Redis as
+/// unreachable. The limit is far above the run time of any script, and low enough to refuse an AddNewMsg within a
+/// second. A single answer may take longer, while Redis answers other requests
 /// ([`redis_health`](crate::redis::connection::redis_health)).
 pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// How long a starting sidecar waits for an unreachable Redis.
 pub(super) const START_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long Redis may take to answer a startup check. It may take longer than for a request, because no request waits
-/// and Redis may be busy.
+/// How long Redis may take to answer a startup check. This limit is higher than [`RESPONSE_TIMEOUT`], because no client
+/// waits for a check.
 pub(super) const CHECK_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long connecting may take.
+/// How long opening a connection to Redis may take.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Options of the Redis store.
@@ -25,41 +26,45 @@ pub struct RedisOptions {
     /// Address of Redis: `redis://`, `rediss://` or `redis+unix://`, with user and password if Redis requires them.
     /// [`Topology::parse`](crate::redis::Topology::parse) describes addresses of Sentinels and of a Cluster.
     pub url: String,
-    /// The prefix of all keys.
+    /// The first part of all keys. Sidecars with the same namespace share the rings.
     pub namespace: String,
-    /// Number of rings.
+    /// Number of rings. A hash of the message determines its ring.
     pub rings: u16,
-    /// Dimensions of each ring.
+    /// Number of slots and length of a tick, for each ring.
     pub wheel: Wheel,
-    /// The rule that makes a tick a storm.
+    /// The number and share of timeouts from which a tick is flagged as a storm: a fault of the servers is then more
+    /// likely than so many offline clients.
     pub storm: StormRule,
-    /// The limits of all outboxes together.
+    /// How long batches are kept, and how many messages the batches of all rings may contain together.
     pub retention: Retention,
-    /// Maximum number of messages in flight, over all rings.
+    /// Maximum number of messages in flight, in all rings together.
     pub max_in_flight: u64,
-    /// Maximum number of messages of DelMsg held while Redis is unreachable, over all rings.
+    /// Maximum number of acknowledged messages (DelMsg) that this sidecar keeps while Redis is unreachable, for all
+    /// rings together.
     pub max_held_acks: u64,
     /// The name of this sidecar in the status.
     pub name: String,
-    /// Whether this sidecar never stands for election.
+    /// Whether this sidecar never becomes the leader of a ring.
     pub never_lead: bool,
-    /// Whether ticks expire even while no majority of the Sentinels, or of the Cluster's primaries, confirms the
-    /// primary.
+    /// Whether ticks expire even while no majority of the Sentinels, or of the Cluster's primaries, confirms that the
+    /// Redis of a ring is the primary.
     pub expire_without_majority: bool,
-    /// How long a lease lasts without renewal.
+    /// How long a sidecar stays leader of a ring without renewing its lease.
     pub lease: Duration,
-    /// How long the pointer waits after an outage, for the Acks that all sidecars hold.
+    /// How long no tick expires after an outage of Redis, so that all sidecars can first send the Acks that they kept.
     pub outage_grace: Duration,
-    /// Maximum number of missed ticks that are caught up.
+    /// Maximum number of missed ticks that a leader expires one after the other without waiting. If more ticks were
+    /// missed, all deadlines are shifted by the rest.
     pub catch_up_max_ticks: u16,
 }
 
 impl RedisOptions {
-    /// Returns the same options for one ring, with its share of each limit.
+    /// Returns the same options for one ring, with its share of each limit on a number of messages.
     pub(super) fn of_one_ring(&self) -> RedisOptions {
         let share = |bound: u64| bound.div_ceil(u64::from(self.rings));
         RedisOptions {
-            // Messages are spread evenly over the rings, also in a storm.
+            // A hash spreads messages evenly over the rings. So in a storm each ring has about the same number of
+            // timeouts.
             storm: StormRule { min: share(self.storm.min), ..self.storm },
             retention: Retention { max_ids: share(self.retention.max_ids), ..self.retention },
             max_in_flight: share(self.max_in_flight),

@@ -1,5 +1,5 @@
-//! Checks every Redis that has a ring, at the start and then once a minute: its version, and settings that can lose
-//! messages. Warns of new findings. Explains why a store could not be opened.
+//! Checks the version and the settings of every Redis server that has a ring, at the start and then once a minute.
+//! Warns of settings with which messages can be lost. Defines the error of a store that cannot be opened.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -15,10 +15,11 @@ use crate::redis::options::{CHECK_TIMEOUT, START_TIMEOUT};
 use crate::redis::topology::majority::Slot;
 use crate::redis::topology::{Topology, TopologyKind};
 
-/// The oldest major version with all commands that the scripts use. Valkey reports a Redis version too.
+/// The oldest major version of Redis that has all commands of the scripts. Valkey reports the compatible Redis version
+/// too, so the same check works.
 const OLDEST_MAJOR: u64 = 7;
 
-/// How often the sidecar tries an unreachable Redis at the start.
+/// The pause between two attempts to reach Redis at the start.
 const START_RETRY: Duration = Duration::from_millis(200);
 
 /// How often the checks are repeated.
@@ -37,34 +38,34 @@ pub enum RedisStoreError {
     /// Redis does not answer.
     #[error("Redis cannot be reached within {START_TIMEOUT:?}: {0}; {hint}", hint = hint(.0))]
     Unreachable(String),
-    /// This Redis cannot be used.
+    /// Redis answers, but cannot be used. For example, it is too old or denies access.
     #[error("this Redis cannot be used: {0}")]
     Unusable(String),
-    /// The ring in Redis has other dimensions.
+    /// A ring in Redis was created with other settings, or by an incompatible version of ackwheel.
     #[error("{0}")]
     Differs(String),
 }
 
-/// Settings of a Redis, by name.
+/// Settings of a Redis server: the value of each, by name.
 type Settings = HashMap<String, String>;
 
-/// Each finding, with the names of the Redis servers that have it.
+/// The text of each warning, with the addresses of the Redis servers that it concerns.
 pub(super) type Findings = BTreeMap<String, Vec<String>>;
 
-/// The checks of every Redis that has one of `slots`.
+/// The checks of all Redis servers that have one of `slots`, the Cluster hash slots of the rings.
 pub(super) struct StartupChecks {
     pub(super) topology: Arc<Topology>,
     pub(super) slots: Vec<Slot>,
     pub(super) clock: Arc<Clock>,
-    /// The default ack timeout.
+    /// The default ack timeout. `min-replicas-max-lag` must be less.
     pub(super) ack_timeout: Duration,
     /// The findings of the last check.
     pub(super) known: Findings,
 }
 
 impl StartupChecks {
-    /// Waits for Redis, checks it, and warns. Stops waiting at once if Redis denies access or is too old, because
-    /// waiting would not help.
+    /// Waits for Redis for up to [`START_TIMEOUT`], checks it, and logs the findings. Returns an error at once if Redis
+    /// denies access or is too old, because waiting would not help.
     pub(super) async fn first(&mut self) -> Result<(), RedisStoreError> {
         let mut cause = None;
         let reached = async {
@@ -91,20 +92,21 @@ impl StartupChecks {
         Ok(())
     }
 
-    /// Repeats the checks, since settings change and another Redis may take over. Never ends.
+    /// Repeats the checks every minute, because settings may change, and another server may become the primary. Never
+    /// ends.
     pub(super) async fn repeat(mut self) {
         loop {
             tokio::time::sleep(REPEAT_EVERY).await;
             match self.check_all().await {
                 Ok(findings) => self.report(findings),
                 Err(Fault { kind: FaultKind::Unfit, text }) => self.report(Findings::from([(text, Vec::new())])),
-                // The links report an unreachable Redis.
+                // The connections of the rings report an unreachable Redis, so the checks need not.
                 Err(_) => {}
             }
         }
     }
 
-    /// Warns of new findings.
+    /// Logs, as warnings, the findings that the last check did not have, and keeps `findings` for the next comparison.
     fn report(&mut self, findings: Findings) {
         for (text, nodes) in new(&findings, &self.known) {
             warn!(redis = nodes.join(", "), "{text}");
@@ -112,7 +114,7 @@ impl StartupChecks {
         self.known = findings;
     }
 
-    /// Checks every Redis.
+    /// Checks every Redis server. Returns an error if one of them is unreachable or too old.
     async fn check_all(&self) -> Result<Findings, Fault> {
         let found = self.topology.find_all(&self.slots, &self.clock).await?;
         let servers: BTreeMap<String, _> = found.into_iter().map(|found| (found.to_string(), found)).collect();
@@ -134,7 +136,8 @@ impl StartupChecks {
             redis::cmd("CONFIG").arg("GET").arg(&SETTINGS).query_async(connection).await;
         match settings {
             Ok(settings) => {
-                // Another Redis may take over, so the settings for replicas matter.
+                // A replica becomes the primary only with Sentinels or in a Cluster. So the settings for replicas
+                // matter only there.
                 let may_be_replaced = self.topology.kind != TopologyKind::Standalone;
                 let of_replicas = may_be_replaced.then(|| replicas(&settings, self.ack_timeout)).flatten();
                 [policy(&settings), persistence(&settings).map(str::to_owned), of_replicas]
@@ -219,14 +222,14 @@ fn replicas(settings: &Settings, ack_timeout: Duration) -> Option<String> {
     })
 }
 
-/// Returns the findings that are new for at least one of their nodes.
+/// Returns the findings that concern at least one server for which `known` does not have them.
 fn new<'a>(findings: &'a Findings, known: &'a Findings) -> impl Iterator<Item = (&'a String, &'a Vec<String>)> {
     findings.iter().filter(|(text, nodes)| {
         known.get(*text).is_none_or(|before| nodes.iter().any(|node| !before.contains(node)))
     })
 }
 
-/// Pairs of words in a cause and the remedy for that cause.
+/// Pairs of some words and a remedy. The remedy helps if the cause of a failed connection contains the words.
 const HINTS: &[(&str, &str)] = &[
     ("knows no primary", "name it in ?master= of --store as `sentinel monitor` has it"),
     ("unknown command 'SENTINEL'", "name the Sentinels in --store, and not the Redis that they watch"),
@@ -255,7 +258,7 @@ const HINTS: &[(&str, &str)] = &[
 const MAYBE_TLS: &str = "is it running, is the address in --store right, and does that begin with rediss:// where the \
                          port speaks TLS, and with redis:// where it does not?";
 
-/// Returns the remedy for an unreachable Redis, according to the cause.
+/// Returns the remedy for an unreachable Redis. `cause` is the text of the error.
 fn hint(cause: &str) -> &'static str {
     let found = HINTS.iter().find(|(words, _)| cause.contains(words));
     found.map_or("is it running, and is the address in --store right?", |(_, hint)| hint)

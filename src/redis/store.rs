@@ -30,17 +30,17 @@ use crate::redis::topology::Topology;
 use crate::redis::topology::nodes::name_connections;
 use crate::redis::topology::watch::{warn_of_settings, watch};
 
-/// How long a closing sidecar waits for an unreachable Redis, if the sidecar still holds Acks.
+/// How long a closing sidecar waits at most for Redis to answer the Acks that the sidecar has received.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// How often a closing sidecar checks whether its Acks are applied.
+/// How often a closing sidecar checks whether Redis has answered all its Acks.
 const CLOSE_POLL: Duration = Duration::from_millis(10);
 
-/// A wheel in Redis, shared by all sidecars of its namespace.
+/// A store in Redis. All sidecars with the same namespace share it.
 pub struct RedisStore {
     rings: Vec<RingParts>,
     links: Arc<[Arc<Link>]>,
-    /// The outbox of each ring, with the task that sends its heartbeats.
+    /// The outbox of each ring, and the task that sends this sidecar's heartbeats to that outbox.
     outboxes: Vec<(Arc<RedisOutbox>, AbortOnDropHandle<()>)>,
     _tasks: JoinSet<()>,
 }
@@ -54,7 +54,7 @@ impl RedisStore {
     ///
     /// # Panics
     ///
-    /// Panics if the number of slots exceeds `MAX_SLOTS`. `--slots` allows no such number for a Redis store.
+    /// Panics if the number of slots exceeds `MAX_SLOTS`. The check of the configuration refuses such a number earlier.
     pub async fn open(
         options: &RedisOptions,
         clock: &Arc<Clock>,
@@ -120,7 +120,8 @@ impl RedisStore {
     }
 }
 
-/// Opens the first session of a link.
+/// Opens the first session of a link, the connection of a ring to Redis. Warns if the ring was created with another
+/// `--catch-up-max-ticks`.
 async fn open_link(link: &Arc<Link>) -> Result<Sessions, RedisStoreError> {
     let sessions = Sessions::begin(Arc::clone(link)).await.map_err(|fault| match fault.kind {
         FaultKind::Unfit => RedisStoreError::Differs(fault.text),
@@ -176,12 +177,13 @@ impl Store for RedisStore {
     }
 }
 
-/// Returns the number of Acks that Redis has not answered.
+/// Returns the number of Acks that this sidecar has received and Redis has not answered.
 fn held(links: &[Arc<Link>]) -> u64 {
     links.iter().map(|link| link.progress.unanswered_acks.load(Ordering::Relaxed)).sum()
 }
 
-/// Returns a unique name of this sidecar for keys and entries.
+/// Returns a unique name of this sidecar for use in Redis: the legal characters of `name`, at most 64, and random
+/// digits.
 fn unique_sidecar(name: &str) -> String {
     let legal = |character: &char| character.is_ascii_alphanumeric() || matches!(character, '.' | '_' | ':' | '-');
     let plain: String = name.chars().filter(legal).take(64).collect();

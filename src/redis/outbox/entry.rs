@@ -1,4 +1,4 @@
-//! Reads a timeout batch from its entry in the stream, and reads the name of a group.
+//! Parses timeout batches and group names in the answers of scripts. A batch is an entry of the outbox stream.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,12 +9,13 @@ use crate::core::{BatchId, Delivery, GroupName, Refusal, Tick, TickCounts, Timed
 use crate::redis::connection::errors::Fault;
 use crate::redis::scripts::Answer;
 
-/// Returns the id of a batch's entry in the stream.
+/// Returns the id of the stream entry that contains this batch.
 pub(super) fn entry_id(batch: BatchId) -> String {
     format!("{}-{}", batch.tick, batch.seq)
 }
 
-/// Returns the ids and epochs of batches, in the order that scripts expect.
+/// Returns the entry id and the epoch of each batch, as arguments of a script. The epoch is the number of the election
+/// whose leader published the batch.
 pub(super) fn ids_and_epochs(batches: &[BatchId]) -> Vec<(String, u64)> {
     batches.iter().map(|batch| (entry_id(*batch), batch.epoch)).collect()
 }
@@ -25,8 +26,8 @@ pub(super) fn group_name(answer: &mut Answer) -> Result<GroupName, Refusal> {
     name.parse().map_err(|_| answer.strange(&name).into())
 }
 
-/// Reads the id of an entry and its batch from a reply of `take` or `retake`. Returns a fault if this version cannot
-/// read the batch: a newer version wrote the entry, or a person did.
+/// Reads one entry from a reply of the script `take` or `retake`. Returns the id of the entry and its batch. If this
+/// version cannot read the batch, returns the id and a fault: a newer version wrote the entry, or a person did.
 pub(super) fn delivery(mut reply: Answer, ring: u16) -> Result<(String, Result<Delivery, Fault>), Fault> {
     let entry = reply.text()?;
     let read = read(&entry, reply, ring);
@@ -41,7 +42,7 @@ fn read(entry: &str, mut reply: Answer, ring: u16) -> Result<Delivery, Fault> {
         added: reply.count()?,
         acked: reply.count()?,
         storm: reply.count()? == 1,
-        // A drain leaves the messages in flight in Redis.
+        // When a sidecar drains, the messages in flight stay in Redis. So no batch has this flag.
         drained: false,
     };
     let last = reply.count()? == 1;
@@ -76,7 +77,8 @@ fn parse_entry_id(text: &str) -> Option<(Tick, u32)> {
     Some((Tick(tick.parse().ok()?), seq.parse().ok()?))
 }
 
-/// Parses a message of a batch: `id[:client][/attempt]`.
+/// Parses a message of a batch: `id[:client id][/attempt]`. Without a client id, the client id is 0. Without an
+/// attempt, the attempt is 1.
 fn parse_message(text: &str) -> Option<TimedOut> {
     let (message, attempt) = text.split_once('/').unwrap_or((text, "1"));
     Some(TimedOut { message: message.parse().ok()?, attempt: attempt.parse().ok()? })

@@ -1,7 +1,8 @@
-//! Maintains the outbox: sends the heartbeats of this sidecar, and does the work of the leader for all sidecars.
+//! Sends the heartbeats of this sidecar. If this sidecar leads, also inspects all sidecars, and drops batches and
+//! groups that are too old or too many.
 //!
-//! A separate task sends the heartbeats and waits for no other work, so a busy sidecar does not seem dead. The leader
-//! finds sidecars whose heartbeats have stopped. The leader also drops batches and groups that are too old or too many.
+//! A separate task sends the heartbeats and waits for no other work, so a busy sidecar does not seem dead. If the
+//! heartbeats of a sidecar stop, the leader returns its batches, so that other sidecars can take them.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,22 +22,23 @@ use crate::redis::scripts::SCRIPTS;
 /// How often a sidecar sends a heartbeat.
 const HEARTBEAT_EVERY: Duration = Duration::from_secs(1);
 
-/// Maximum number of ephemeral groups that one script deletes with a sidecar.
+/// Maximum number of ephemeral groups that one script deletes when it removes a sidecar. An ephemeral group is deleted
+/// with its last subscriber.
 const MOST_DELETED: usize = 16;
 
-/// How long the link of a dead sidecar is kept, counted in ticks. A sidecar that was only paused finds its last answers
-/// in its link.
+/// How long the key `link:<sidecar>` of a dead sidecar is kept, counted in ticks. If the sidecar was only paused, it
+/// finds the answers to its last requests under this key.
 const LINK_LIFETIME: Duration = Duration::from_secs(25 * 3_600);
 
-/// Maximum number of old links that are deleted after one inspection.
+/// Maximum number of old keys `link:<sidecar>` that are deleted after one inspection of all sidecars.
 const MOST_LINKS: usize = 16;
 
-/// Upper limit of the grace time after a start or an outage. If the retention is shorter, it is the grace time.
-/// In the grace time, no batch or group is dropped because of its age.
+/// The maximum grace time after a start or an outage. In the grace time, no batch or group is dropped because of its
+/// age. The grace time is as long as the retention if that is shorter than this maximum.
 const LONGEST_GRACE: Duration = Duration::from_secs(3_600);
 
 impl RedisOutbox {
-    /// Sends heartbeats, beginning with the first maintenance. Never ends.
+    /// Waits for the first call of `maintain`, and then sends a heartbeat every second. Never ends.
     pub(in crate::redis) async fn send_heartbeats(self: Arc<RedisOutbox>) {
         self.maintained.notified().await;
         let mut interval = tokio::time::interval(HEARTBEAT_EVERY);
@@ -94,8 +96,8 @@ impl RedisOutbox {
         }
     }
 
-    /// Compares the limits of this sidecar with those of the leader. The leader applies its own limits for all
-    /// sidecars.
+    /// Warns if `kept`, the retention limits of the leader, differ from the limits of this sidecar. The leader applies
+    /// its own limits for all sidecars. `kept` is empty if no sidecar has led yet.
     fn compare_bounds(&self, kept: &str) {
         let Retention { time, max_ids } = self.link.options.retention;
         if kept.is_empty() || kept == format!("{} {max_ids}", whole_ms(time)) {
@@ -117,7 +119,8 @@ impl RedisOutbox {
         }
     }
 
-    /// Inspects all sidecars, as the leader: repairs lost groups, and frees the batches of dead sidecars.
+    /// Inspects all sidecars: creates lost groups again, returns the batches of dead sidecars to the outbox, and
+    /// deletes old link keys. Only the leader calls this.
     pub(super) async fn inspect(&self) -> Result<(), Refusal> {
         let (link, ring) = (&self.link, self.link.ring);
         let session = link.session()?.number;
@@ -144,16 +147,17 @@ impl RedisOutbox {
         Ok(())
     }
 
-    /// Removes this sidecar from Redis. A later heartbeat would add the sidecar again. So this function first takes the
-    /// lock and ends the task of the heartbeats.
+    /// Removes this sidecar from Redis. A later heartbeat would add the sidecar again. So this function first waits
+    /// until no heartbeat is being sent, and ends the task `heartbeats`.
     pub(in crate::redis) async fn depart(&self, heartbeats: &AbortOnDropHandle<()>) -> Result<(), Refusal> {
         let _joined = self.joined.write().await;
         heartbeats.abort();
         self.reap(&self.link.keys.sidecar, "ends").await.map(drop)
     }
 
-    /// Frees the batches of a sidecar, unless a later heartbeat than `heartbeat` has arrived. Returns the number of
-    /// batches freed, and whether the sidecar lives.
+    /// Returns the batches of a sidecar to the outbox, and removes the sidecar from Redis. `heartbeat` is the number of
+    /// its last heartbeat: if Redis has another number, the sidecar is alive and stays. If this sidecar removes itself,
+    /// `heartbeat` is `ends`. Returns the number of returned batches, and whether the sidecar is alive.
     async fn reap(&self, sidecar: &str, heartbeat: &str) -> Result<(u64, bool), Refusal> {
         let mut batches = 0;
         loop {
@@ -168,8 +172,9 @@ impl RedisOutbox {
         }
     }
 
-    /// Drops batches and groups beyond the limits, in steps. If the answer of a step is lost, repeats it under the same
-    /// number.
+    /// Drops batches and groups beyond the retention limits, and adds them to `dropped`. Each call of the script does a
+    /// part of the work and has a number. If an answer is lost, the next call has the same number: then Redis returns
+    /// the lost answer, and no drop is counted twice.
     pub(super) async fn keep_bounds(
         &self,
         term: Term,

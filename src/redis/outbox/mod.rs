@@ -1,8 +1,10 @@
-//! Implements the outbox in Redis: a stream with a consumer group for each group, shared by all sidecars.
+//! Implements the outbox in Redis, which all sidecars share. The outbox is a stream. Each entry is a timeout batch:
+//! some messages that timed out in the same tick. Each group of subscribers has a consumer group in this stream, so
+//! each group gets every batch.
 //!
 //! ```text
 //!                take                     settle
-//!   unread ───────────────▶ held by a ───────────────▶ gone, once every group has settled it
+//!   unread ───────────────▶ held by a ───────────────▶ removed, once every group has settled it
 //!                           sidecar
 //!   held by `-` ──────────▶    │  ▲ retake (delivery count + 1)
 //!        ▲   take, retake  │  └──┘
@@ -10,21 +12,22 @@
 //!     release, lend, leave_group, a sidecar has died
 //! ```
 //!
-//! A sidecar is one consumer in all groups. Returned batches belong to the consumer `-`, with their delivery count,
-//! until a sidecar takes them. Lent batches are returned too, but `take` of this sidecar skips them. Only `retake`
-//! delivers them here again.
+//! Each sidecar is one consumer, with the same name in every group. A returned batch belongs to the consumer `-` until
+//! a sidecar takes it, and keeps its delivery count. A batch can also be *lent*: it is returned, so other sidecars can
+//! take it. But on the sidecar that lent it, `take` skips it, and only `retake` delivers it again.
 //!
 //! # Lost answers
 //!
-//! If the answer to a take is lost, Redis holds batches for this sidecar that the sidecar does not know. So each group
-//! has an [`Ownership`] with the batches that this sidecar knows to hold. After a lost answer, and in a new session of
-//! the link, this sidecar returns all other batches that Redis holds for it. A group without subscribers at this
-//! sidecar has no ownership. The heartbeat frees its batches.
+//! If the answer to a take is lost, Redis has assigned batches to this sidecar that the sidecar does not know. So the
+//! sidecar keeps an [`Ownership`] for each group: the batches that, as far as the sidecar knows, Redis has assigned to
+//! it. After a lost answer or a reconnection, the sidecar returns all other batches that Redis has assigned to it. A
+//! group without subscribers at this sidecar has no `Ownership`. A heartbeat returns the batches of such a group.
 //!
 //! # Work of each sidecar, and work of the leader
 //!
-//! A heartbeat changes only the entry of its own sidecar. Only the leader of the ring inspects all sidecars, frees the
-//! batches of dead sidecars, and applies the limits. So the cost per sidecar does not grow with the number of sidecars.
+//! With a heartbeat, a sidecar updates only its own entry in Redis. Only the leader of the ring inspects all entries,
+//! returns the batches of dead sidecars, and drops batches and groups beyond the limits. So the cost of a heartbeat
+//! does not grow with the number of sidecars.
 
 mod entry;
 mod maintenance;
@@ -54,30 +57,32 @@ use crate::redis::scripts::{Answer, SCRIPTS, Script};
 /// Maximum number of batches that one script lists or releases, so that no script blocks Redis for long.
 const MOST_BATCHES: usize = 64;
 
-/// Maximum number of batches that one script reads with all their messages. This takes ten times longer than without
-/// the messages.
+/// Maximum number of batches that one script reads together with their messages. It is less than [`MOST_BATCHES`],
+/// because reading the messages takes ten times longer.
 const MAX_READ: usize = 16;
 
 const _: () = assert!(MAX_RETAKEN <= MAX_READ);
 
-/// Maximum number of settle scripts sent at the same time.
+/// Maximum number of scripts of one `settle` call that wait for their answers at the same time.
 const SETTLED_TOGETHER: usize = 32;
 
 /// The outbox of one ring in Redis.
 pub(super) struct RedisOutbox {
     link: Arc<Link>,
     on_new_batches: RwLock<Vec<Box<dyn Fn() + Send + Sync>>>,
-    /// Notified at each maintenance. Heartbeats begin at the first one.
+    /// Notified by each call of `maintain`. The heartbeats begin after the first call.
     maintained: Notify,
     maintenance: Maintenance,
-    /// The groups that were opened at this sidecar and not left. The value says whether the group is ephemeral.
+    /// The groups that have subscribers at this sidecar: they were opened, and not left since. The value is true for an
+    /// ephemeral group, which is deleted with its last subscriber.
     ///
-    /// A task that opens, leaves or deletes a group holds the lock for reading until Redis has answered. Tasks for the
-    /// same group run one after the other. The heartbeat holds the lock for writing, so its list of groups is complete:
-    /// no group is being opened or left.
+    /// A task that opens, leaves or deletes a group holds the outer lock for reading until Redis has answered. So tasks
+    /// for several groups can run at the same time. The caller must run the tasks of the same group one after the
+    /// other. A heartbeat holds the lock for writing. So no group is being opened or left while the heartbeat sends the
+    /// list of groups.
     joined: tokio::sync::RwLock<Mutex<BTreeMap<GroupName, bool>>>,
-    /// The batches of each group with subscribers at this sidecar. Each ownership is locked while a script changes it
-    /// in Redis.
+    /// For each group with subscribers at this sidecar, the batches that the sidecar holds. An `Ownership` is locked
+    /// while a script in Redis changes which batches the sidecar holds.
     owned: DashMap<GroupName, Arc<tokio::sync::Mutex<Ownership>>>,
 }
 
@@ -102,7 +107,8 @@ impl Outbox for RedisOutbox {
         }
     }
 
-    /// Removes this sidecar from the group. If Redis does not answer, the next heartbeat does this.
+    /// Removes this sidecar from the group, and returns the batches that it holds. If Redis does not answer, the next
+    /// heartbeat does the same.
     async fn leave_group(&self, group: &GroupName) -> Result<(), Refusal> {
         self.owned.remove(group);
         let joined = self.joined.read().await;
@@ -144,8 +150,8 @@ impl Outbox for RedisOutbox {
         true
     }
 
-    /// Runs one script, and repeats it only if all entries found are unreadable. So the batches taken are delivered
-    /// before others are taken, and the lock is free again soon.
+    /// Runs one script. Runs it again only if it found entries and this version can read none of them. One script takes
+    /// at most [`MAX_READ`] batches. So these batches are delivered soon, and the lock is held only briefly.
     async fn take(&self, group: &GroupName, window: u64, _now: Instant) -> Result<Vec<Delivery>, Refusal> {
         let owned = self.ownership(group);
         let mut owned = owned.lock().await;
@@ -172,14 +178,15 @@ impl Outbox for RedisOutbox {
         }
         let owned = self.ownership(group);
         let mut owned = owned.lock().await;
-        // If the answer is lost, Redis may now hold lent batches for this sidecar. Then `recover` returns them, so that
-        // other sidecars can take them.
+        // If the answer is lost, Redis may have assigned lent batches to this sidecar. Then `recover` returns them
+        // later, so that other sidecars can take them.
         let arguments = (&*self.link.keys.sidecar, group.as_str(), ids_and_epochs(&batches));
         let (_, taken) = self.claim(group, &mut owned, &SCRIPTS.retake, arguments, &batches).await?;
         Ok(taken)
     }
 
-    /// Sends all parts at the same time, so that many batches take about as long as few.
+    /// Sends up to [`SETTLED_TOGETHER`] scripts without waiting for their answers, so that many batches take about as
+    /// long as few.
     async fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Result<Settled, Refusal> {
         let batches = self.of_this_ring(batches);
         let parts: Vec<_> = batches.chunks(MAX_READ).map(|part| self.settle_part(group, part)).collect();
@@ -194,15 +201,16 @@ impl Outbox for RedisOutbox {
         self.give_back(group, &self.of_this_ring(batches), true).await
     }
 
-    /// Does each part even if another part fails: a Redis that is out of memory rejects heartbeats, and trimming frees
-    /// memory. Returns the dropped batches even after a failure, since only this call can report them.
+    /// Runs every step even if an earlier step fails, because no step needs the result of another. If batches or groups
+    /// were dropped, returns them in place of an error, because no later call reports them.
     ///
-    /// Ignores the attended groups: Redis knows which sidecars have a subscriber of a group.
+    /// Does not use the parameter `_attended`: Redis stores which sidecars have a subscriber of a group.
     async fn maintain(&self, _attended: &[GroupName], now: Instant) -> Result<Dropped, Refusal> {
         let link = &self.link;
         self.maintained.notify_one();
         if link.is_up() {
-            // Hints can get lost. So each maintenance notifies the listeners too, and no batch waits longer than that.
+            // Other sidecars send hints when there are new batches, and a hint can get lost. So each maintenance calls
+            // the listeners too, and no batch waits longer than until the next maintenance.
             self.notify();
         }
         let mut dropped = Dropped::default();
@@ -255,18 +263,20 @@ impl RedisOutbox {
         }
     }
 
-    /// Calls the listeners, because there may be batches to take.
+    /// Calls all listeners. To be used when there may be batches to take.
     pub(super) fn notify(&self) {
         self.on_new_batches.read().iter().for_each(|listener| listener());
     }
 
-    /// Returns the batches of this ring. A client may send ids of other rings, even of rings that do not exist.
+    /// Returns the elements of `batches` that belong to this ring. A request may contain ids of other rings, even of
+    /// rings that do not exist.
     fn of_this_ring(&self, batches: &[BatchId]) -> Vec<BatchId> {
         batches.iter().copied().filter(|batch| batch.ring == self.link.ring).collect()
     }
 
-    /// Runs a script with the keys of the outbox and the keys `more`. Returns the first word of its answer, and the
-    /// rest.
+    /// Runs one of the scripts that work on the outbox and its groups. Passes the keys that all these scripts have (see
+    /// `group_functions.lua`), and then the keys `more`. Returns the first word of the answer, and the rest of the
+    /// answer.
     async fn run(
         &self,
         script: &'static Script,
@@ -279,7 +289,8 @@ impl RedisOutbox {
         self.link.write_in(&*link.session()?, script, &[&outbox, more].concat(), arguments).await
     }
 
-    /// Runs a script whose answer always begins with `expected`. Returns the rest of the answer.
+    /// Runs a script like `run`, and returns the answer without its first word. Returns an error if this word is not
+    /// `expected`.
     async fn run_expecting(
         &self,
         expected: &str,
@@ -291,7 +302,7 @@ impl RedisOutbox {
     }
 }
 
-/// Returns the mark that Redis stores for a group.
+/// Returns the mark with which Redis stores whether a group is ephemeral.
 fn kind(is_ephemeral: bool) -> &'static str {
     if is_ephemeral { "e" } else { "-" }
 }

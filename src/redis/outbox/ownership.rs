@@ -1,4 +1,4 @@
-//! Settles and returns batches, and keeps track of the batches that this sidecar holds.
+//! Takes, returns and settles batches, and records which batches this sidecar holds.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ impl RedisOutbox {
     pub(super) async fn settle_part(&self, group: &GroupName, batches: &[BatchId]) -> Result<Settled, Refusal> {
         let arguments = (group.as_str(), ids_and_epochs(batches));
         let count = self.run_expecting("settled", &SCRIPTS.settle, arguments).await?.count()?;
-        // A group that was left has no ownership.
+        // If the last subscriber of the group has left this sidecar, there is no record to update.
         let owned = self.owned.get(group).map(|owned| Arc::clone(&owned));
         if let Some(owned) = owned {
             owned.lock().await.remove(batches);
@@ -25,8 +25,8 @@ impl RedisOutbox {
         Ok(Settled { count, batches: batches.to_vec(), refusal: None })
     }
 
-    /// Returns batches to the outbox, and records them as lent if `lent` is set. If Redis does not answer, `recover`
-    /// returns them later.
+    /// Returns batches to the outbox, so that other sidecars can take them. If `lent` is set, records them as lent:
+    /// this sidecar gets them again only with `retake`. If Redis does not answer, `recover` returns the batches later.
     pub(super) async fn give_back(
         &self,
         group: &GroupName,
@@ -51,8 +51,7 @@ impl RedisOutbox {
         Ok(())
     }
 
-    /// Returns batches to the outbox, in all groups: those that Redis holds for this sidecar and that this sidecar does
-    /// not know.
+    /// Runs `recover` for each group that has an `Ownership`.
     pub(super) async fn recover_all(&self) -> Result<(), Refusal> {
         let all: Vec<_> =
             self.owned.iter().map(|owned| (owned.key().clone(), Arc::clone(owned.value()))).collect();
@@ -62,6 +61,8 @@ impl RedisOutbox {
         Ok(())
     }
 
+    /// Returns to the outbox the batches of a group that Redis has assigned to this sidecar and that `owned` lacks, for
+    /// example after a lost answer. Does nothing if `owned` already agrees with Redis in this session.
     pub(super) async fn recover(&self, group: &GroupName, owned: &mut Ownership) -> Result<(), Refusal> {
         let link = &self.link;
         let session = link.session()?.number;
@@ -75,7 +76,7 @@ impl RedisOutbox {
         loop {
             let arguments = (&*self.link.keys.sidecar, group.as_str(), &last, MOST_BATCHES);
             let page = link.read(&SCRIPTS.list_held_batches, keys, arguments).await?.rest(Answer::text)?;
-            // An empty epoch matches the entry of any epoch.
+            // For an empty epoch, the script does not compare the epoch of the entry.
             let unknown: Vec<_> =
                 page.iter().filter(|entry| !known.contains(*entry)).map(|entry| (entry, "")).collect();
             if !unknown.is_empty() {
@@ -90,12 +91,14 @@ impl RedisOutbox {
         }
     }
 
+    /// Returns the `Ownership` of a group, and creates an empty one if there is none.
     pub(super) fn ownership(&self, group: &GroupName) -> Arc<Mutex<Ownership>> {
         Arc::clone(&self.owned.entry(group.clone()).or_default())
     }
 
-    /// Runs a script that takes batches. Returns the number of entries found, and the readable batches, which this
-    /// sidecar now holds. Of the batches `again`, it holds only those that were delivered.
+    /// Runs a script that takes batches for this sidecar, and records them in `owned`. Returns the number of entries in
+    /// the answer, and the batches that this version can read. `again` are batches that are taken again: if the answer
+    /// lacks one of them, it is removed from `owned`.
     pub(super) async fn claim(
         &self,
         group: &GroupName,
@@ -109,7 +112,7 @@ impl RedisOutbox {
             let (word, mut answer) = self.run(script, &[], arguments).await?;
             match word.as_str() {
                 "taken" => Ok(answer.rest(|answer| delivery(answer.nested()?, self.link.ring))?),
-                // The next heartbeat creates the group again.
+                // Redis has lost the group. The next inspection by the leader, or the next heartbeat, creates it again.
                 "unknown" => Ok(Vec::new()),
                 word => Err(Refusal::from(answer.strange(word))),
             }

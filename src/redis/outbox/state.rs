@@ -8,16 +8,19 @@ use parking_lot::Mutex;
 
 use crate::core::{BatchId, Observed, Refusal};
 
-/// The batches of one group that this sidecar knows to hold.
+/// The batches of one group that, as far as this sidecar knows, Redis has assigned to it.
 #[derive(Debug, Default)]
 pub(super) struct Ownership {
     pub(super) held: HashSet<BatchId>,
-    /// Batches that this sidecar returned for other sidecars. They stay here until this sidecar takes them again.
+    /// Batches that this sidecar returned so that other sidecars can take them. They stay in this set until this
+    /// sidecar takes them again, settles them or releases them.
     pub(super) lent: HashSet<BatchId>,
-    /// Entries that this sidecar holds and cannot read. It keeps them, so that no sidecar takes them again and again.
+    /// Ids of stream entries that this sidecar holds and cannot read. The sidecar does not return these entries,
+    /// because sidecars would take them again and again.
     pub(super) unreadable: HashSet<String>,
-    /// The session in which Redis held no other batches for this sidecar. `None` while a script that changes them runs,
-    /// and after the answer of such a script was lost or its caller was cancelled.
+    /// The number of the session, that is the connection to Redis, in which this record agrees with Redis. `None` while
+    /// a script runs that changes the batches of this sidecar. If the answer of that script is lost or the caller is
+    /// cancelled, stays `None` until `recover` compares the record with Redis.
     pub(super) verified_in: Option<u64>,
 }
 
@@ -30,32 +33,34 @@ impl Ownership {
     }
 }
 
-/// The state of the maintenance.
+/// The state that the heartbeats and `maintain` keep between two runs.
 #[derive(Default)]
 pub(super) struct Maintenance {
     pub(super) seen: Mutex<SeenHeartbeats>,
-    /// The refusal of the last heartbeat, if Redis refused it.
+    /// The error of the last heartbeat. `None` if that heartbeat succeeded.
     pub(super) heartbeat: Mutex<Option<Refusal>>,
-    /// The leader's limits that were last reported as different from the limits of this sidecar.
+    /// The leader's limits in the last warning that they differ from the limits of this sidecar. Kept so that the same
+    /// limits are reported only once.
     pub(super) reported_bounds: Mutex<String>,
-    /// The session of the link and the epoch of the leader, and how long the leader has watched in both. Until the
-    /// grace time is over, the leader applies no age limit, because consumers may still return after a start or an
-    /// outage.
+    /// How long this sidecar has led without a reconnection or a new election. The observed value is the number of the
+    /// session and the epoch of the election. During a grace time at the beginning, the leader drops nothing because of
+    /// its age: consumers may still reconnect after a start or an outage.
     pub(super) watched: Mutex<Option<Observed<(u64, u64)>>>,
-    /// Number of trimming steps that were answered.
+    /// The number of the last answered call of the script `trim_outbox`.
     pub(super) steps: AtomicU64,
 }
 
-/// The heartbeats of sidecars, and how long each number was seen unchanged in one session of the link.
+/// The number of the last heartbeat of each sidecar, and for how long this sidecar has observed that number without a
+/// change. A new session with Redis begins to count from zero.
 ///
-/// The leader inspects all sidecars. Any other sidecar watches only the last leader, so that a new leader knows whether
-/// that sidecar is dead.
+/// The leader observes all sidecars. Any other sidecar observes only the last leader. If it becomes the leader itself,
+/// it has already measured for how long its predecessor has sent no heartbeat.
 #[derive(Debug, Default)]
 pub(super) struct SeenHeartbeats(HashMap<String, Option<Observed<(u64, u64)>>>);
 
 impl SeenHeartbeats {
-    /// Records sidecars and the numbers of their heartbeats. Returns the sidecars whose number has not changed for
-    /// longer than `lease`.
+    /// Records the sidecars and heartbeat numbers that were read in a session, and forgets all other sidecars. Returns
+    /// the sidecars whose number has not changed for longer than `lease`.
     pub(super) fn record(
         &mut self,
         session: u64,

@@ -1,4 +1,5 @@
-//! Moves the pointer when a move is due, or puts the move off.
+//! Moves the pointer to the next tick when the move is due, or postpones the move. The pointer is the tick that expires
+//! next: when the pointer leaves a tick, the tick expires.
 
 use std::time::{Duration, Instant};
 
@@ -14,23 +15,25 @@ use crate::redis::leader::term::{CLOCK_SLACK, NextMove, Term, whole_ms};
 use crate::redis::ring::RedisRing;
 use crate::redis::scripts::{Answer, SCRIPTS};
 
-/// How long the pointer waits if too many ticks are unpublished. In this time some are published.
+/// How long the pointer waits if too many expired ticks are not published yet. Some of them can be published in this
+/// time.
 const BUSY: Duration = Duration::from_millis(50);
 
-/// Maximum wait of the pointer for Acks that sidecars held in an outage.
+/// How long the pointer waits at most for Acks that sidecars kept during an outage of Redis.
 const HELD_WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// How often the pointer checks whether sidecars still have to apply Acks that they held in an outage.
+/// How often the leader checks whether Redis has applied the Acks that sidecars kept during an outage.
 const HELD_POLL: Duration = Duration::from_millis(50);
 
-/// How long one call scans for missing messages while the pointer waits. Then the lease can be renewed.
+/// How long one call of `move_pointer` scans for missing messages while the pointer waits. The caller renews the lease
+/// between two calls.
 const SCAN_AT_A_TIME: Duration = Duration::from_millis(50);
 
-/// How often the pointer checks whether Redis still stalls.
+/// How often the leader checks whether Redis still stalls.
 const STALL_POLL: Duration = Duration::from_millis(20);
 
 impl RedisRing {
-    /// Moves the pointer by one tick, if the move is due and nothing requires a wait.
+    /// Moves the pointer by one tick, if the move is due and there is no reason to wait.
     pub(super) async fn move_pointer(&self, now: Instant) -> Result<Advance, Refusal> {
         let link @ Link { options, identity, term: current, .. } = &*self.link;
         let session = link.session()?;
@@ -51,7 +54,8 @@ impl RedisRing {
             return Ok(Advance::Waiting(now));
         }
         let (late, tick_length) = (now - term.next.at, options.wheel.tick_length());
-        // The due move counts as one of the ticks that are caught up. Adds assume the same maximum.
+        // If more moves are due than the leader may catch up, the rest shifts all deadlines. The next move counts as
+        // one of those to catch up. The script that adds messages assumes the same maximum.
         let most = tick_length * session.catch_up_max_ticks.max(1);
         if late >= most {
             let missed = late.saturating_sub(most).as_nanos() / tick_length.as_nanos() + 1;
@@ -59,11 +63,12 @@ impl RedisRing {
             current.update(term.epoch, |term| term.put_off(next));
             return Ok(Advance::Waiting(next));
         }
-        // Redis applies the requests that this sidecar has read before the tick expires. If the connection is rebuilt
+        // Before the tick expires, Redis should apply all requests that this sidecar has read. So the leader appends a
+        // barrier to the queue of these requests, and waits for it for a limited time. If the connection is replaced
         // during this wait, the wait begins again.
         let (barrier, passed) = oneshot::channel();
         self.inbox.push_barrier(barrier);
-        // If Redis becomes unreachable, the inbox drops the barrier, and the wait ends.
+        // If Redis becomes unreachable, the sender `barrier` is dropped, and the wait ends.
         let _ = timeout(term.flush_timeout(now, tick_length), passed).await;
         if link.session()?.number != session.number {
             return Ok(Advance::Waiting(now));
@@ -72,7 +77,8 @@ impl RedisRing {
         if let Some(until) = self.stalled_until(term, at) {
             return Ok(Advance::Waiting(until));
         }
-        // This check comes as late as possible: the confirmation may have ended since the first check.
+        // A majority of the Sentinels or Cluster nodes must still confirm this Redis as the primary. The confirmation
+        // may have ended since the check at the beginning.
         if link.confirmed(&session)? != recovered_at {
             return Ok(Advance::Waiting(at));
         }
@@ -91,8 +97,10 @@ impl RedisRing {
         self.advanced(term, &word, &mut answer, at)
     }
 
-    /// Returns the term, if this sidecar leads in this session. After an outage the pointer waits for the Acks that all
-    /// sidecars hold. It waits once per move, so that many short outages do not stop the wheel.
+    /// Returns the leadership term, or `None` if this sidecar was not elected in `session`, the current connection to
+    /// Redis. `recovered_at` is the end of the last outage, if there was one. If the outage is new, postpones the next
+    /// move, so that all sidecars can send the Acks that they kept. A further outage before the same move does not
+    /// prolong this wait, so that many short outages do not stop the pointer.
     fn term_after_outage(&self, session: &Session, recovered_at: Option<Instant>) -> Option<Term> {
         let Link { options, term: current, .. } = &*self.link;
         let term = current.in_session(session.number)?;
@@ -108,9 +116,9 @@ impl RedisRing {
         current.get()
     }
 
-    /// Returns until when the pointer waits, at the time `at`, because Redis stalls or stalled a moment ago. In a
-    /// stall, all sidecars may have Acks that Redis has not applied. The pointer waits once per move, so that a slow
-    /// Redis does not stop the wheel.
+    /// Returns until when the pointer must wait if, at the time `at`, Redis stalls or has just stalled. In a stall, any
+    /// sidecar may have Acks that Redis has not applied. Returns `None` if the move was already postponed, so that a
+    /// slow Redis does not stop the pointer.
     fn stalled_until(&self, term: Term, at: Instant) -> Option<Instant> {
         let grace = self.link.options.outage_grace;
         if term.is_aware || grace.is_zero() {
@@ -123,13 +131,16 @@ impl RedisRing {
         }
     }
 
-    /// Puts the next move off by the length of a stall of Redis, at most by the grace time. Returns the new time.
+    /// Postpones the next move to the time `at` plus the length of the stall, but plus at most `outage_grace`, the wait
+    /// after an outage. Returns the new time of the move.
     fn put_off(&self, term: Term, at: Instant, stall: Duration) -> Instant {
         let until = at + stall.min(self.link.options.outage_grace);
         self.link.term.update(term.epoch, |term| term.put_off(until));
         until
     }
 
+    /// Applies the answer of the script `advance`. `word` is the first word of the answer, and `asked` is the time of
+    /// the call.
     fn advanced(&self, term: Term, word: &str, answer: &mut Answer, asked: Instant) -> Result<Advance, Refusal> {
         let link @ Link { ring, options, term: current, .. } = &*self.link;
         let at = asked.max(link.clock.now());
@@ -137,8 +148,8 @@ impl RedisRing {
             "moved" => {
                 let next = NextMove::from_answer(answer.number()?, asked, at, self.slack() / 2);
                 let lateness = Duration::from_millis(answer.count()?);
-                // If the answer of a move was lost in an outage, the pointer moved before the outage: the outage did
-                // not put that move off.
+                // The value is 0 if an earlier call moved the pointer and its answer was lost in an outage. The outage
+                // began after that move, so it did not shift the move.
                 let shifted = if answer.count()? > 0 { term.shifted_ticks(options.wheel) } else { 0 };
                 self.report_lost(answer.count()?);
                 current.update(term.epoch, |term| term.moved(next, options.wheel));
@@ -152,15 +163,15 @@ impl RedisRing {
             }
             "wait" => {
                 let next = NextMove::from_answer(answer.number()?, asked, at, self.slack() / 2);
-                // If the call was sent early, its answer does not delay the certain time of the move: a clock may have
-                // been set back.
+                // A far Redis is called before the move is certainly due. The answer to such an early call must not
+                // postpone the time at which the move is certainly due, because Redis' clock may have been set back.
                 let next =
                     if asked < term.next.certain() { next.no_later_than(term.next.certain()) } else { next };
                 current.update(term.epoch, |term| term.next = next);
                 Ok(Advance::Waiting(next.at))
             }
             "delayed" => {
-                // The stall may have begun before this call. Other requests of this process show how long it was.
+                // The stall may have begun before this call. Then the other requests of this process show its length.
                 let known = if let Look::CatchesUp(left) = self.link.look() { left } else { Duration::ZERO };
                 let stall = Duration::from_millis(answer.count()?).max(known);
                 Ok(Advance::Waiting(self.put_off(term, at, stall)))
@@ -198,7 +209,8 @@ impl RedisRing {
         }
     }
 
-    /// Returns the tolerated difference of two clocks: [`CLOCK_SLACK`], but at most a quarter of a tick.
+    /// Returns by how much the clocks of Redis and of this sidecar may differ within a tick: by [`CLOCK_SLACK`], but at
+    /// most by a quarter of a tick.
     fn slack(&self) -> Duration {
         CLOCK_SLACK.min(self.link.options.wheel.tick_length() / 4)
     }

@@ -1,22 +1,28 @@
-//! Implements the ring in Redis: requests, the pointer, expiry and the status.
+//! Implements a ring in Redis: accepts requests, moves the pointer, publishes expired ticks and reads the status.
 //!
-//! Scripts determine every outcome by comparing a message's deadline with the pointer in `meta`. Redis runs one script
-//! at a time. So an Ack and a timeout have one winner, as in the memory ring.
+//! The deadline of a message is a tick. The pointer, a field of the Redis hash `meta`, is the tick that expires next.
+//! Scripts determine the outcome of a message by comparing its deadline with the pointer. Redis runs one script at a
+//! time. So if an Ack and a timeout race, exactly one of them wins.
 //!
 //! # Time
 //!
-//! `due_ms` in `meta` is the time, by Redis' clock, at which the pointer was due to reach its tick. An add computes the
-//! tick due from `due_ms`. The script `advance` never moves the pointer before `due_ms` plus a tick, and sets the next
-//! `due_ms` no earlier. Both scripts use the same clock, so no network delay makes a message early:
+//! `due_ms`, another field of `meta`, is the time by Redis' clock at which the pointer was due to reach its tick. The
+//! script that adds a message computes from `due_ms` which tick is due now, and counts the deadline from that tick.
+//! Unless a clock was set, the script `advance` moves the pointer no earlier than `due_ms` plus one tick. The next
+//! `due_ms` is no earlier either. Both scripts use Redis' clock, so no network delay makes a message time out early.
+//! For a message that is added at the time `x`, with an ack timeout of `k` ticks:
 //!
 //! ```text
-//!   tick due at x = pointer + (time(x) - due) / tick      the pointer moves only at time >= due + tick
-//!   next due     >= due + tick                            hence: expires at time > time(x) + k ticks
+//!   tick due at x = pointer + (x - due_ms) / tick, rounded down      time of the next move >= due_ms + tick
+//!   deadline      = tick due at x + k                                next due_ms           >= due_ms + tick
+//!
+//!   hence: time at which the deadline expires > x + k * tick
 //! ```
 //!
-//! The leader waits by its own monotonic clock, as long as the answer of the last script says. If the clocks differ by
-//! more than [`CLOCK_SLACK`](crate::redis::leader::term::CLOCK_SLACK), one of them was set. Then the monotonic clock
-//! determines the time.
+//! If `advance` moves the pointer, or finds that the move is not due yet, its answer contains the time until the next
+//! move. The leader waits for this time by its own monotonic clock. If the clocks of the leader and of Redis differ by
+//! more than [`CLOCK_SLACK`](crate::redis::leader::term::CLOCK_SLACK) within a tick, one of them was set. Then the
+//! monotonic clock determines when the pointer moves.
 
 mod advance;
 mod publish;
@@ -44,16 +50,21 @@ use crate::redis::keys::MAX_CATCH_UP;
 use crate::redis::leader::term::WATCH;
 use crate::redis::scripts::{Answer, SCRIPTS};
 
-/// How often the watch calls Redis. The watch misses at most this much of a stall.
+/// The pause between two calls of `watch` to Redis. A stall may begin in this pause, and its measured length is then
+/// too short by at most this pause.
 const WATCH_EVERY: Duration = Duration::from_millis(25);
 
-/// A ring that lives in Redis.
+/// A ring in Redis, as one sidecar uses it.
 pub(super) struct RedisRing {
     link: Arc<Link>,
-    /// The links of all rings. While all links are up, the number of unanswered Acks is not limited.
+    /// The links, that is the connections to Redis, of all rings. The number of unanswered Acks is limited only while
+    /// one of these links is down.
     links: Arc<[Arc<Link>]>,
+    /// The requests that a separate task sends to Redis.
     inbox: Arc<Inbox>,
+    /// Whether this sidecar refuses adds because it is shutting down.
     draining: AtomicBool,
+    /// The repair of lists that Redis has lost. Used only by the leader.
     repair: Mutex<Repair>,
     _tasks: [AbortOnDropHandle<()>; 2],
 }
@@ -67,7 +78,8 @@ impl RedisRing {
         RedisRing { link, links, inbox, draining, repair: Mutex::default(), _tasks: tasks }
     }
 
-    /// Counts the messages of a del until they are answered. Refuses the del if this sidecar holds too many Acks.
+    /// Adds the messages of a DelMsg to the number of unanswered Acks. If that number exceeds the limit and the link of
+    /// any ring is down, refuses the DelMsg instead.
     fn count_acks(&self, request: &mut Request) {
         let count = request.range().len() as u64;
         let unanswered = &self.link.progress.unanswered_acks;
@@ -173,10 +185,11 @@ impl Ring for RedisRing {
     }
 }
 
-/// Calls Redis before each move of the pointer, if this sidecar leads, to detect stalls. Never ends.
+/// Calls Redis again and again during the time [`WATCH`] before each move of the pointer, to detect stalls. Makes no
+/// calls while this sidecar does not lead. Never ends.
 ///
-/// Without these calls, a leader without client requests would not notice a stall just before a tick expires. But Acks
-/// may wait at the other sidecars in such a stall.
+/// A leader that sends no requests to Redis would otherwise not notice a stall just before a tick expires. During such
+/// a stall, Acks may wait at other sidecars, and the acknowledged messages would time out.
 async fn watch(link: Arc<Link>) {
     let link @ Link { term, .. } = &*link;
     loop {
@@ -188,7 +201,7 @@ async fn watch(link: Arc<Link>) {
             }
             tokio::time::sleep(WATCH_EVERY).await;
         } else {
-            // During this sleep the leader, and the time of the move, may change.
+            // The sleep is at most `WATCH` long, because the leader and the time of the next move may change.
             tokio::time::sleep(early.min(WATCH)).await;
         }
     }

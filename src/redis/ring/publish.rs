@@ -1,4 +1,5 @@
-//! Publishes expired ticks, a part at a time, and deletes late messages after a revolution.
+//! Publishes the messages of expired ticks in batches, one batch for each call. After the timeout of a message, DelMsg
+//! answers `late` for one revolution of the ring (one tick for each slot). Then this module deletes the message.
 
 use std::time::Duration;
 
@@ -8,11 +9,13 @@ use crate::redis::leader::term::Term;
 use crate::redis::ring::RedisRing;
 use crate::redis::scripts::{Answer, SCRIPTS};
 
-/// Maximum number of messages that one script publishes. They form one chunk of `late`.
+/// Maximum number of messages that one script publishes. The script also appends them, as one element, to the Redis
+/// list `late`. Such an element is called a chunk.
 const MAX_PUBLISHED: usize = 1_000;
 
 impl RedisRing {
-    /// Does the next step: publishes a part of an expired tick, or deletes late messages.
+    /// Publishes the next messages of the oldest expired tick. If all expired ticks are published, deletes messages
+    /// whose `late` period has ended.
     pub(super) async fn publish_next(&self) -> Result<PublishStep, Refusal> {
         let link @ Link { identity, term: current, .. } = &*self.link;
         let deposed = PublishStep { deposed: true, ..PublishStep::default() };
@@ -35,8 +38,8 @@ impl RedisRing {
                     return Ok(deposed);
                 }
                 current.update(term.epoch, |term| (term.frozen, term.seq) = (tick, seq));
-                // If the counts belong to the tick of this call, that tick is finished, and the answer of the previous
-                // step was lost.
+                // The answer may contain the counts of a tick that is completely published. If this is the tick that
+                // this call was to publish, the answer of the step that finished the tick was lost.
                 let counted =
                     if answer.is_empty() { None } else { Some((Tick(answer.count()?), counts(&mut answer)?)) };
                 let counted = counted.filter(|(finished, _)| *finished == term.frozen);
@@ -70,6 +73,8 @@ impl RedisRing {
         })
     }
 
+    /// Does one step of the current scan for missing messages. Without a scan, deletes one chunk of messages whose
+    /// `late` period has ended.
     async fn forget(&self, session: &Session, term: Term) -> Result<PublishStep, Refusal> {
         let repairing = PublishStep { more: true, reclaimed: true, ..PublishStep::default() };
         if self.repair(term.epoch).scan.is_some() {

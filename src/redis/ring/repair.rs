@@ -1,9 +1,10 @@
-//! Repairs lost lists: scans all messages, and puts each message back into the list of its tick if it is missing there.
+//! Repairs lists that Redis has lost. A list is the Redis set of the messages with one deadline. A scan reads all
+//! messages in the hash `messages`, and puts each message in flight back into its list if it is missing there.
 //!
-//! Each message has its deadline in its entry too. The pointer waits during the repair, so a message is back in its
-//! list before its tick expires, and no message is early. Messages are lost for good if their entries are lost too, or
-//! if their tick has expired and they were not published. The same scan deletes late messages that no chunk of `late`
-//! names.
+//! The entry of a message in `messages` contains its deadline, so the scan does not need the lists. The pointer waits
+//! during the repair, so a message is back in its list before its deadline expires. A message is lost for good if its
+//! entry is lost too, or if its list is lost between expiry and publication. The Redis list `late` names the timed-out
+//! messages that are to be deleted later. If Redis loses a part of `late`, the scan deletes the messages of that part.
 
 use parking_lot::MutexGuard;
 use tracing::{error, info, warn};
@@ -14,11 +15,13 @@ use crate::redis::ring::RedisRing;
 use crate::redis::ring::repair_state::{Repair, Scan};
 use crate::redis::scripts::SCRIPTS;
 
-/// Approximate number of messages that one script scans. Redis needs about as long as for a script of requests.
+/// Approximate number of messages that one script scans. Such a script takes Redis about as long as a script with adds
+/// and dels.
 const SCANNED: usize = 1_000;
 
 impl RedisRing {
-    /// Returns the repair in the term of this epoch.
+    /// Returns the state of the repair in the leadership term with this epoch. The state of an earlier term is
+    /// discarded.
     pub(super) fn repair(&self, epoch: u64) -> MutexGuard<'_, Repair> {
         let mut repair = self.repair.lock();
         if repair.epoch != epoch {
@@ -32,7 +35,8 @@ impl RedisRing {
         let (link, ring) = (&self.link, self.link.ring);
         let Some(mut scan) = self.repair(epoch).scan else { return Ok(()) };
         if scan.session != session.number {
-            // The cursor may be invalid in the server of another session.
+            // A new session may be with another Redis server, where the cursor of the scan is invalid. So the scan
+            // begins again.
             (scan.session, scan.cursor) = (session.number, 0);
         }
         let keys = link.keys.and_lists(&[&link.keys.messages]);
@@ -66,8 +70,9 @@ impl RedisRing {
         }
     }
 
-    /// Reports that Redis has lost moves or batches of this leader although the connection was not rebuilt. Ends the
-    /// term, so that repeated ticks have another epoch.
+    /// Logs that Redis has lost moves of the pointer or batches although the connection did not end. `lost` names the
+    /// loss; `tick` is the first tick concerned. Ends the leadership term. The ticks expire again after the next
+    /// election, whose epoch distinguishes the new batches from the lost ones.
     pub(super) fn report_lost_moves(&self, lost: &str, tick: Tick) {
         self.link.count_loss();
         error!(
@@ -79,7 +84,7 @@ impl RedisRing {
         self.link.term.end();
     }
 
-    /// Reports the number of messages in flight that no list has.
+    /// Logs the number of messages in flight that are in no list.
     pub(super) fn report_missing(&self, messages: u64) {
         self.link.count_loss();
         error!(
@@ -91,7 +96,7 @@ impl RedisRing {
         );
     }
 
-    /// Reports the number of messages that are lost for good, unless it is 0.
+    /// Logs the number of messages that are lost for good. Logs nothing if `messages` is 0.
     pub(super) fn report_lost(&self, messages: u64) {
         if messages > 0 {
             self.link.count_loss();

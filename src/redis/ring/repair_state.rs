@@ -1,20 +1,25 @@
-//! The state of the repair in one term of a leader: the current scan, and whether the pointer waits for it.
+//! The state of the repair of lost lists in one leadership term. A list is the Redis set of the messages with one
+//! deadline. If messages are missing in the lists, a scan of all messages puts them back, and the pointer waits for the
+//! scan.
 
 use crate::core::{Tick, Wheel};
 
-/// Maximum number of scans that the pointer waits for before a move. So a Redis that loses lists all the time does not
-/// stop the wheel.
+/// How many scans the pointer waits for at most before it moves. With this limit, the pointer moves even if Redis loses
+/// lists all the time.
 const SCANS_BEFORE_A_MOVE: u8 = 3;
 
-/// The repair in one term of a leader.
+/// The state of the repair in one leadership term.
 #[derive(Debug, Default)]
 pub(super) struct Repair {
+    /// The epoch of this term: the number of the leader's election.
     pub(super) epoch: u64,
     /// The current scan.
     pub(super) scan: Option<Scan>,
-    /// Number of scans that the pointer has waited for since the last move. A move resets this number.
+    /// Number of scans that the pointer has waited for since its last move. If a scan puts nothing back, this number is
+    /// set to the maximum.
     pub(super) scans: u8,
-    /// The pointer at the beginning of the last scan that the pointer did not wait for.
+    /// The tick of the pointer when the last scan began for which the pointer does not wait. Such a scan begins in
+    /// order to delete old messages.
     pub(super) tidied_at: Option<Tick>,
     /// Whether the Redis user of this sidecar lacks permission for the scan.
     pub(super) is_denied: bool,
@@ -23,28 +28,32 @@ pub(super) struct Repair {
 /// A scan of all messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Scan {
-    /// Whether the pointer waits for this scan, because messages are missing and some may belong to the closing tick.
+    /// Whether the pointer waits for this scan. It waits if messages are missing, because some of them may belong to
+    /// the tick that expires next.
     pub(super) is_awaited: bool,
-    /// The session in which the cursor is valid.
+    /// The session, that is the connection to Redis, in which `cursor` is valid.
     pub(super) session: u64,
+    /// The cursor of HSCAN for the next step.
     pub(super) cursor: u64,
     pub(super) put_back: u64,
     pub(super) deleted: u64,
 }
 
 impl Repair {
-    /// Returns whether the pointer waits if messages are missing.
+    /// Returns whether the pointer may wait for another scan if messages are missing.
     pub(super) fn may_wait(&self) -> bool {
         self.scans < SCANS_BEFORE_A_MOVE && !self.is_denied
     }
 
-    /// Returns whether a scan should tidy now, at most once per revolution: delete late messages that no chunk names.
-    /// Messages that have just become late are found by the next scan.
+    /// Returns whether a scan may begin in order to delete timed-out messages that were not deleted when they became
+    /// old. Such a scan may begin once per revolution: once in as many ticks as the wheel has slots. A message that is
+    /// not old enough for this scan is deleted by the next one.
     pub(super) fn may_tidy(&self, pointer: Tick, wheel: Wheel) -> bool {
         !self.is_denied && self.tidied_at.is_none_or(|then| pointer.0 >= then.0 + u64::from(wheel.slots()))
     }
 
-    /// Begins a scan in a session of the link.
+    /// Begins a scan. `is_awaited` is whether the pointer waits for it, and `session` is the number of the current
+    /// session.
     pub(super) fn begin(&mut self, is_awaited: bool, pointer: Tick, session: u64) {
         if !is_awaited {
             self.tidied_at = Some(pointer);
@@ -56,7 +65,7 @@ impl Repair {
     pub(super) fn end(&mut self, scan: Scan) {
         self.scan = None;
         if scan.is_awaited {
-            // If a scan has put nothing back, a further scan would not help.
+            // If a scan has put nothing back, a further scan would not help, so the pointer does not wait for one.
             self.scans = if scan.put_back > 0 { self.scans + 1 } else { SCANS_BEFORE_A_MOVE };
         }
     }

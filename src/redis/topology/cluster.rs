@@ -1,7 +1,7 @@
 //! Asks a node of a Redis Cluster which node has which slots.
 //!
-//! All keys of a ring are in one hash slot, so a ring is on one node, and its link connects to that node. If the slot
-//! moves, the old node answers a write with MOVED, and the link finds the new node.
+//! All keys of a ring are in one hash slot, so a ring is on one node. The link of the ring is the connection to that
+//! node. If the slot moves, the old node answers a write with MOVED, and the link searches for the new node.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -12,6 +12,7 @@ use crate::redis::connection::errors::Fault;
 use crate::redis::topology::majority::{LONGEST, NodeEntry, SLOTS, Slot, View};
 use crate::redis::topology::nodes::{Found, Node, client_at};
 
+/// The setting of a Cluster that is its failover timer.
 const NODE_TIMEOUT: &str = "cluster-node-timeout";
 
 /// Returns the slot of all keys with this hash tag, the text in braces.
@@ -19,7 +20,8 @@ pub(crate) fn slot_of(tag: &str) -> Slot {
     crc16::State::<crc16::XMODEM>::calculate(tag.as_bytes()) % SLOTS
 }
 
-/// Asks a node of a Cluster for its view. `template` has the settings for connections to the nodes.
+/// Asks a node of a Cluster for its view: all nodes that it knows, their slots, and whether they answer. `template` has
+/// the settings for connections to these nodes. `asked_at` is the current time.
 pub(crate) async fn ask(template: &ConnectionInfo, node: &Node, asked_at: Instant) -> Result<View, Fault> {
     let mut commands = redis::pipe();
     commands.cmd("CLUSTER").arg("NODES").cmd("CONFIG").arg("GET").arg(NODE_TIMEOUT).ignore_errors();
@@ -41,7 +43,8 @@ pub(crate) async fn ask(template: &ConnectionInfo, node: &Node, asked_at: Instan
     })
 }
 
-/// Parses a line of CLUSTER NODES. Returns `None` if its node has no address.
+/// Parses a line of CLUSTER NODES, which describes one node. `asked` is the address of the node that sent the line.
+/// Returns `None` if the line has another format, or if the described node has no address. The format is:
 ///
 /// `id host:port@bus[,name] flags primary ping pong config-epoch link slot…`
 fn parse_line(template: &ConnectionInfo, line: &str, asked: &ConnectionAddr) -> Option<NodeEntry> {
@@ -55,14 +58,15 @@ fn parse_line(template: &ConnectionInfo, line: &str, asked: &ConnectionAddr) -> 
     let (host, port) = address.split('@').next()?.rsplit_once(':')?;
     let host = match (name.split(',').next(), host, asked) {
         (Some(name), ..) if !name.is_empty() => name,
-        // A node that has met no other node does not know its own address.
+        // A node that has met no other node does not know its own address. Then the address at which the node was asked
+        // is used.
         (_, "", ConnectionAddr::Tcp(asked, _) | ConnectionAddr::TcpTls { host: asked, .. }) => asked,
         (_, host, _) => host,
     };
     let client = client_at(template, host, port.parse().ok()?).ok()?;
     let redis = Found { client, config_epoch: config_epoch.parse().ok()?, node: Some((*id).to_owned()) };
     let slots = slots.iter().filter_map(|range| {
-        // A slot in brackets is moving to or from another node. It is not parsed as a slot of this node.
+        // A slot in brackets is moving to or from another node. Its number does not parse, so it is left out.
         let (first, last) = range.split_once('-').unwrap_or((range, range));
         Some(first.parse().ok()?..=last.parse().ok()?)
     });
@@ -76,7 +80,8 @@ fn parse_line(template: &ConnectionInfo, line: &str, asked: &ConnectionAddr) -> 
     })
 }
 
-/// Reads the failover timer of a node. Returns `None` if the node refuses CONFIG GET, as hosted services do.
+/// Reads the failover timer from the answer to CONFIG GET: after this time without an answer, a primary may be
+/// replaced. Returns `None` if the node refuses CONFIG GET, as hosted services do.
 fn node_timeout(answer: RedisResult<Value>) -> Option<Duration> {
     let settings: HashMap<String, String> = FromRedisValue::from_redis_value(answer.ok()?).ok()?;
     settings.get(NODE_TIMEOUT)?.parse().ok().map(Duration::from_millis)
@@ -95,14 +100,14 @@ mod tests {
         lines.iter().filter_map(|line| parse_line(&template, line, &asked)).collect()
     }
 
-    /// Returns the owner of a slot according to `lines`, and its epoch.
+    /// Returns the address of the node that has a slot according to `lines`, and the config epoch of that node.
     fn owner(lines: &[&str], slot: Slot) -> Option<(String, u64)> {
         majority::owner(&parsed(lines), slot).map(|entry| (entry.redis.to_string(), entry.redis.config_epoch))
     }
 
     #[test]
     fn slots_are_those_that_redis_computes() {
-        // CLUSTER KEYSLOT returns the same numbers.
+        // The command CLUSTER KEYSLOT returns the same numbers.
         assert_eq!(slot_of("123456789"), 0x31c3);
         assert_eq!(slot_of("ackwheel:0"), 2_112);
     }

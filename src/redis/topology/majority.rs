@@ -1,10 +1,11 @@
-//! Determines which Redis a majority of the Sentinels or Cluster primaries names, and how long that confirmation is
-//! valid.
+//! Determines which Redis a majority of the Sentinels or Cluster primaries names as the primary, and how long this
+//! confirmation is valid.
 //!
-//! A failover needs a majority of the votes, and a primary that has not answered for the length of the failover timer.
-//! If a failover ended before a majority was asked, at least one of those nodes knows of it or soon will. If a failover
-//! begins later, it cannot end before the timer has run out. So a confirmation is valid no longer than the timer, and
-//! no longer than [`LONGEST`].
+//! A failover replaces the primary, if a majority votes for that. It begins only after the primary has not answered for
+//! the length of the failover timer, a setting of the Sentinels or of the Cluster. Any two majorities have a node in
+//! common. So if a failover ended before a majority was asked, at least one of the asked nodes took part in it, and
+//! reports it now or soon. If a failover begins later, it cannot end before the timer has run out. So a confirmation is
+//! valid no longer than the timer, and no longer than [`LONGEST`].
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -18,60 +19,61 @@ use crate::redis::topology::nodes::Found;
 /// A hash slot of a Cluster.
 pub(crate) type Slot = u16;
 
-/// Number of hash slots.
+/// Number of hash slots of a Cluster.
 pub(crate) const SLOTS: Slot = 16_384;
 
-/// How long a confirmation is valid at most.
+/// The maximum time for which a confirmation is valid.
 pub(crate) const LONGEST: Duration = Duration::from_secs(2);
 
-/// A Redis, as one node sees it.
+/// A Redis, as one Sentinel or Cluster node describes it.
 #[derive(Clone)]
 pub(crate) struct NodeEntry {
     pub(crate) redis: Found,
-    /// The slots of this Redis. Empty if it is a replica, or failed.
+    /// The slots of this Redis. Empty if this Redis is a replica, or has failed.
     pub(crate) slots: Vec<RangeInclusive<Slot>>,
-    /// Whether this Redis has a vote.
+    /// Whether this Redis has a vote in a failover. Used only in a Cluster.
     pub(crate) votes: bool,
-    /// Whether this Redis is the node that was asked.
+    /// Whether this Redis is the node that was asked. Used only in a Cluster.
     pub(crate) is_itself: bool,
-    /// Whether this Redis does not answer the node that was asked. It may be replaced soon.
+    /// Whether this Redis does not answer the node that was asked. Then a failover may replace this Redis soon.
     pub(crate) is_doubted: bool,
 }
 
 impl NodeEntry {
-    /// Returns the entry of a Redis that has all slots, as a primary behind Sentinels does.
+    /// Returns the entry of a primary that a Sentinel names. Without a Cluster, one Redis has all slots.
     pub(crate) fn of_all_slots(redis: Found, is_doubted: bool) -> NodeEntry {
         NodeEntry { redis, slots: vec![0..=SLOTS - 1], votes: true, is_itself: true, is_doubted }
     }
 
-    /// Returns whether this entry shows that `found` was not replaced. The node that was asked must know every failover
-    /// that was known when `found` was found.
+    /// Returns whether this entry confirms that `found` is still the primary. An entry with a lower config epoch than
+    /// `found` does not: its node has not learnt of the last failover.
     pub(crate) fn confirms(&self, found: &Found) -> bool {
         !self.is_doubted && self.redis.is(found) && self.redis.config_epoch >= found.config_epoch
     }
 }
 
-/// Returns the entry that has a slot. If several have it, returns the entry with the highest epoch.
+/// Returns the entry of the Redis that has a slot. If several entries have the slot, returns the entry with the highest
+/// config epoch.
 pub(crate) fn owner(entries: &[NodeEntry], slot: Slot) -> Option<&NodeEntry> {
     let owners = entries.iter().filter(|entry| entry.slots.iter().any(|slots| slots.contains(&slot)));
     owners.max_by_key(|entry| entry.redis.config_epoch)
 }
 
-/// The answer of one node.
+/// The answer of one Sentinel or Cluster node.
 #[derive(Clone)]
 pub(crate) struct View {
     /// The id of the node.
     pub(crate) id: String,
-    /// When the node was asked. The view is at least as recent.
+    /// When the node was asked. The view is not older than this.
     pub(crate) asked_at: Instant,
-    /// Whether the node has a vote: a Sentinel, or a primary of a Cluster with slots.
+    /// Whether the node has a vote in a failover. Every Sentinel has one, and every Cluster primary that has slots.
     pub(crate) votes: bool,
-    /// Number of nodes with a vote, as far as the node knows.
+    /// Number of nodes with a vote that the node knows, itself included.
     pub(crate) voters: usize,
     pub(crate) entries: Vec<NodeEntry>,
-    /// How long the node's confirmation is valid after `asked_at`, according to its failover timer.
+    /// For how long after `asked_at` the answer of this node counts as a confirmation, because of its failover timer.
     pub(crate) good_for: Duration,
-    /// The other nodes that the node knows.
+    /// Clients for the Sentinels or Cluster nodes that the node reports.
     pub(crate) knows: Vec<Client>,
 }
 
@@ -80,12 +82,13 @@ pub(crate) struct View {
 pub(crate) struct Views {
     /// The views by the id of the node.
     pub(super) by_node: BTreeMap<String, View>,
-    /// The lower limit for the total number of votes.
+    /// The minimum for the total number of votes, even if the views report fewer.
     pub(crate) least_votes: usize,
 }
 
 impl Views {
-    /// Replaces the view of a node. Deletes the views of nodes that have not answered for [`LONGEST`].
+    /// Stores the view of a node, unless a later view of that node is stored. Deletes the views of nodes that have not
+    /// answered for [`LONGEST`].
     pub(crate) fn put(&mut self, view: View) {
         let asked_at = view.asked_at;
         if self.by_node.get(&view.id).is_none_or(|before| before.asked_at <= asked_at) {
@@ -94,14 +97,14 @@ impl Views {
         self.by_node.retain(|_, view| view.asked_at + LONGEST >= asked_at);
     }
 
-    /// Returns all nodes that occur in any view, by address.
+    /// Returns all nodes that any node reports in its view, by address.
     pub(crate) fn known(&self) -> BTreeMap<String, Client> {
         let known = self.by_node.values().flat_map(|view| view.knows.clone());
         known.map(|client| (client.get_connection_info().addr().to_string(), client)).collect()
     }
 
-    /// Returns the Redis that has a slot, according to a majority. Without a majority, returns the Redis of the latest
-    /// known failover.
+    /// Returns the Redis that has a slot, according to a majority. Without a majority, returns the Redis with the
+    /// highest config epoch that any view names for the slot.
     pub(crate) fn owner(&self, slot: Slot) -> Result<Found, Fault> {
         let owner = self.majority(slot).or_else(|| self.latest(slot));
         owner.ok_or_else(|| Fault::new(FaultKind::Clustered, format!("no node of the Cluster has slot {slot}")))
@@ -116,25 +119,26 @@ impl Views {
         by_majority.cloned()
     }
 
-    /// Returns the Redis that has a slot since the latest known failover.
+    /// Returns the Redis with the highest config epoch that any view names for a slot: the result of the latest known
+    /// failover.
     pub(crate) fn latest(&self, slot: Slot) -> Option<Found> {
         self.owners(slot).max_by_key(|found| found.config_epoch).cloned()
     }
 
-    /// Returns the shortest failover timer, if it is below [`LONGEST`].
+    /// Returns the shortest failover timer of all nodes with a vote, if this timer is below [`LONGEST`].
     pub(crate) fn short_timer(&self) -> Option<Duration> {
         let timers = self.by_node.values().filter(|view| view.votes).map(|view| view.good_for);
         timers.min().filter(|timer| *timer < LONGEST)
     }
 
-    /// Returns until when a majority confirms that a Redis has a slot.
+    /// Returns until when a majority confirms that `found` has a slot. Returns `None` if no majority has confirmed it.
     pub(crate) fn confirmed_until(&self, found: &Found, slot: Slot) -> Option<Instant> {
         let (until, of) = self.confirmations(found, slot);
         until.get(of / 2).copied()
     }
 
-    /// Returns until when each vote confirms that a Redis has a slot, latest first. Also returns the total number of
-    /// votes.
+    /// Returns the times until which single nodes with a vote confirm that `found` has a slot, latest first. Also
+    /// returns the total number of votes, with those of nodes that do not confirm it.
     pub(crate) fn confirmations(&self, found: &Found, slot: Slot) -> (Vec<Instant>, usize) {
         let (confirming, of) = self.votes(slot, |entry| entry.confirms(found));
         let mut until: Vec<Instant> = confirming.iter().map(|view| view.asked_at + view.good_for).collect();
@@ -142,12 +146,14 @@ impl Views {
         (until, of)
     }
 
+    /// Returns, from each view, the Redis that has a slot.
     fn owners(&self, slot: Slot) -> impl Iterator<Item = &Found> {
         self.by_node.values().filter_map(move |view| Some(&owner(&view.entries, slot)?.redis))
     }
 
-    /// Returns the votes for an owner of the slot that `is_right` accepts, and the total number of votes. Only these
-    /// voters determine the total, so that one wrong node cannot prevent a majority.
+    /// Returns the views with a vote in which `is_right` accepts the Redis that has the slot. Also returns the total
+    /// number of votes: the highest number of voters that these views report, or the minimum if that is higher. Other
+    /// views do not count for the total, so that one wrong node cannot prevent a majority.
     fn votes(&self, slot: Slot, is_right: impl Fn(&NodeEntry) -> bool) -> (Vec<&View>, usize) {
         let votes = |view: &&View| view.votes && owner(&view.entries, slot).is_some_and(&is_right);
         let voting: Vec<&View> = self.by_node.values().filter(votes).collect();
@@ -156,30 +162,36 @@ impl Views {
     }
 }
 
-/// The confirmation by a majority that the Redis of one session of a link is the primary.
+/// The confirmation by a majority that the Redis of one session is the primary. A session is a connection of a ring to
+/// its Redis.
 ///
-/// Suppose a network partition separates a sidecar and its primary from the rest before a failover. The sidecar would
-/// continue to expire ticks, while the Acks go to the new primary. So a tick expires only while a confirmation is
-/// valid. After a time without a confirmation, the pointer waits as after an outage.
+/// Suppose a network partition separates a sidecar and its primary from the other nodes, and these elect a new primary.
+/// Without this check, the sidecar would continue to expire ticks, while the Acks of other sidecars go to the new
+/// primary. So a tick expires only while a confirmation is valid. After a time without a confirmation, the next tick
+/// expires later, as after an outage.
 #[derive(Debug)]
 pub(crate) struct Confirmation {
+    /// The end of the confirmation.
     until: Instant,
-    /// The end of the last outage before the session, or of a later time without a confirmation.
+    /// When the last outage before the session ended, or a later time without a confirmation. `None` if there was
+    /// neither.
     pub(crate) recovered_at: Option<Instant>,
 }
 
 impl Confirmation {
-    /// Returns the confirmation of a session that begins at `now`.
+    /// Returns the confirmation of a session that begins at `now`. `until` is the end of the confirmation, or `None`
+    /// without a majority.
     pub(crate) fn new(recovered_at: Option<Instant>, until: Option<Instant>, now: Instant) -> Confirmation {
         Confirmation { until: until.unwrap_or(now), recovered_at }
     }
 
-    /// Sets the end of the confirmation, as known at `now`.
+    /// Sets the end of the confirmation to `until`, as the views show at `now`. `until` is `None` without a majority.
+    /// If a time without a confirmation ends, records its end.
     pub(crate) fn update(&mut self, until: Option<Instant>, now: Instant) {
         if self.until <= now && until.is_some_and(|until| until > now) {
             self.recovered_at = Some(now);
         }
-        // Without a majority, the confirmation ends at `now` at the latest.
+        // Without a majority, the confirmation ends now, unless it has ended before.
         self.until = until.unwrap_or(self.until.min(now));
     }
 

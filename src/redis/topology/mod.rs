@@ -20,7 +20,8 @@ use crate::redis::connection::errors::{Fault, FaultKind};
 use crate::redis::topology::majority::{Slot, View, Views};
 use crate::redis::topology::nodes::{Found, Node, answers};
 
-/// The host of a template. The addresses of nodes replace it, so it is never resolved.
+/// A placeholder for the host in connection settings. The address of a node replaces it before a connection is opened,
+/// so this name is never resolved.
 const TEMPLATE_HOST: &str = "unknown.invalid";
 
 /// How Redis is deployed.
@@ -34,31 +35,36 @@ pub enum TopologyKind {
     Cluster,
 }
 
-/// The address of Redis according to `--store`, and the latest views of the nodes that know the primary.
+/// The address of Redis in `--store`, and the latest *view* of each Sentinel or Cluster node. A view is the answer of
+/// such a node to the question which Redis is the primary.
 pub struct Topology {
     /// How Redis is deployed.
     pub kind: TopologyKind,
-    /// The connection settings of Redis. The host is a placeholder unless Redis has a fixed address.
+    /// The connection settings of Redis, such as user and password. The host is a placeholder unless Redis has a fixed
+    /// address.
     template: ConnectionInfo,
-    /// The connection settings of the nodes that other nodes know.
+    /// The connection settings of a Sentinel whose address another Sentinel has reported. Used only with Sentinels.
     node_template: ConnectionInfo,
-    /// The name of the primary in the Sentinels.
+    /// The name under which the Sentinels know the primary. Empty without Sentinels.
     master: String,
-    /// The nodes that `--store` names.
+    /// The Sentinels or Cluster nodes that `--store` names.
     named: Vec<Arc<Node>>,
-    /// The other nodes that those nodes know, by address.
+    /// Further Sentinels or Cluster nodes that other nodes have reported, by address.
     learnt: Mutex<BTreeMap<String, Arc<Node>>>,
-    /// The latest views of the nodes.
+    /// The latest view of each node.
     pub(super) views: Mutex<Views>,
-    /// Whether ticks expire without a majority, as the operator chose.
+    /// Whether ticks expire even while no majority of the nodes confirms the primary: the flag
+    /// `--expire-without-majority`.
     pub(super) is_without_majority: bool,
 }
 
 impl Topology {
-    /// Parses a URL: `redis://…` for one address, or
-    /// `redis-sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/DB?master=NAME` for the primary with this name in the
-    /// Sentinels, or `redis-cluster://USER:PASSWORD@HOST:PORT,HOST:PORT`. `sentinel_user` and `sentinel_password` are
-    /// the credentials for the Sentinels themselves.
+    /// Parses a URL in one of these forms:
+    ///
+    /// - `redis://…`: one Redis at a fixed address.
+    /// - `redis-sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/DB?master=NAME`: the primary NAME of these Sentinels.
+    ///   The parameters `sentinel_user` and `sentinel_password` are the credentials for the Sentinels themselves.
+    /// - `redis-cluster://USER:PASSWORD@HOST:PORT,HOST:PORT`: the Cluster of these nodes.
     ///
     /// # Errors
     ///
@@ -114,8 +120,8 @@ impl Topology {
         Ok(topology)
     }
 
-    /// Returns whether a new search may find another Redis after this fault: after a failover, or after a slot of a
-    /// Cluster moved.
+    /// Returns whether the cause of this fault may be that another Redis has the ring now, so that a new search helps.
+    /// Causes are a failover, and a slot of a Cluster that moved.
     pub(super) fn finds_again(&self, fault: FaultKind) -> bool {
         match self.kind {
             TopologyKind::Standalone => false,
@@ -126,14 +132,16 @@ impl Topology {
         }
     }
 
-    /// Finds the Redis that has each of these slots now.
+    /// Finds, for each of these hash slots, the Redis that has the slot now. Without a Cluster, one Redis has all
+    /// slots.
     pub(super) async fn find_all(&self, slots: &[Slot], clock: &Clock) -> Result<Vec<Found>, Fault> {
         if self.kind == TopologyKind::Standalone {
             let client = Client::open(self.template.clone())?;
             return Ok(vec![Found { client, config_epoch: 0, node: None }; slots.len()]);
         }
         let (mut views, mut asked) = (Views::default(), BTreeSet::new());
-        // The second round asks the nodes that the first nodes know, because a majority may need them.
+        // The second round asks the nodes that the nodes of the first round have reported, because without them there
+        // may be no majority.
         for _ in 0..2 {
             let nodes: Vec<_> =
                 self.nodes().into_iter().filter(|node| asked.insert(node.address().to_string())).collect();
@@ -147,17 +155,18 @@ impl Topology {
                 Err(_) => {}
             }
         }
-        // Now each node has reported its id, so a node with two addresses counts once.
+        // The nodes have reported their ids by now, so a node with two addresses counts once.
         views.least_votes = self.least_votes();
         slots.iter().map(|slot| views.owner(*slot)).collect()
     }
 
-    /// Returns the nodes that know the address of Redis. Returns no node if the address is fixed.
+    /// Returns all known Sentinels or Cluster nodes. Returns none if Redis has a fixed address.
     pub(super) fn nodes(&self) -> Vec<Arc<Node>> {
         self.named.iter().chain(self.learnt.lock().values()).map(Arc::clone).collect()
     }
 
-    /// Keeps the nodes that other nodes know, by address. A node that was known before keeps its connection.
+    /// Replaces the nodes that other nodes have reported by the nodes in `known`, which has a client for each address.
+    /// A node that was known before keeps its connection.
     fn learn(&self, known: BTreeMap<String, Client>) {
         let mut learnt = self.learnt.lock();
         learnt.retain(|address, _| known.contains_key(address));
@@ -168,7 +177,8 @@ impl Topology {
         }
     }
 
-    /// Asks a node for the address of Redis, and keeps its view.
+    /// Asks a node which Redis is the primary. Stores the answer as the view of the node, and stores the nodes that it
+    /// reports.
     pub(super) async fn ask(&self, node: &Node, asked_at: Instant) -> Result<View, Fault> {
         let view = if self.kind == TopologyKind::Sentinel {
             sentinel::ask(node, &self.master, &self.template, &self.node_template, asked_at).await?
@@ -183,7 +193,8 @@ impl Topology {
         Ok(view)
     }
 
-    /// Returns the Redis that has replaced `found`, according to a majority of the votes.
+    /// Returns the Redis that has replaced `found` for `slot`, according to a majority of the votes. If ticks expire
+    /// without a majority, the view with the highest config epoch determines it instead.
     pub(super) fn replaced_by(&self, found: &Found, slot: Slot) -> Option<Found> {
         let views = self.views.lock();
         let now = if self.is_without_majority { views.latest(slot) } else { views.majority(slot) };
@@ -195,18 +206,19 @@ impl Topology {
         self.kind != TopologyKind::Standalone && !self.is_without_majority
     }
 
-    /// Returns the lower limit for the total number of votes. In a Cluster it is 1: only primaries vote, and each node
-    /// knows them all.
+    /// Returns the minimum for the total number of votes, of which a majority is more than half. It is the number of
+    /// Sentinels that `--store` names. In a Cluster it is 1: only primaries vote, and each node reports how many
+    /// primaries there are.
     fn least_votes(&self) -> usize {
         if self.kind != TopologyKind::Sentinel {
             return 1;
         }
-        // A Sentinel with several addresses counts once.
+        // A Sentinel reports the same id at each of its addresses, so it counts once.
         self.named.iter().map(|node| node.id.lock().clone()).collect::<BTreeSet<String>>().len()
     }
 
-    /// Combines the faults of all nodes. The result is `Forbidden` only if all nodes deny access: otherwise a new
-    /// attempt may help.
+    /// Combines the faults of all nodes into one fault. Its kind is `Forbidden` only if all nodes deny access:
+    /// otherwise a new attempt may succeed.
     fn together(&self, faults: &[Fault]) -> Fault {
         let texts: Vec<&str> = faults.iter().map(|fault| fault.text.as_str()).collect();
         let texts = texts.join("; ");
@@ -220,8 +232,8 @@ impl Topology {
     }
 }
 
-/// Parses the URL of one Redis, and adds TCP settings that the library leaves off by default. With these settings,
-/// commands are sent without delay, and a dead peer is detected.
+/// Parses the URL of one Redis, and adds TCP settings that the `redis` crate does not set by default. With these
+/// settings, TCP sends commands without delay and detects a dead peer.
 fn connection_info(url: &str) -> Result<ConnectionInfo, String> {
     let keepalive = TcpKeepalive::new()
         .with_time(Duration::from_secs(5))

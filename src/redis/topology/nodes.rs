@@ -1,4 +1,4 @@
-//! Connects to Redis, Sentinels and Cluster nodes, and asks many nodes at the same time.
+//! Connects to Redis servers, Sentinels and Cluster nodes, and sends commands to many nodes at the same time.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -23,18 +23,19 @@ use crate::redis::options::CONNECT_TIMEOUT;
 /// How long a node may take to accept a connection, and to answer a short command.
 const NODE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How long the answers of other nodes are awaited after the first answer.
+/// How long `answers` waits for further nodes after the answer of the first node.
 const OTHERS_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// The name of this process in `CLIENT LIST`. One name is enough, because a process has one store.
+/// The name of this sidecar, as Redis shows it in `CLIENT LIST`. One name is enough, because a process has only one
+/// store.
 static CLIENT_NAME: OnceLock<String> = OnceLock::new();
 
 /// A Sentinel, or a node of a Cluster.
 pub(crate) struct Node {
     client: Client,
-    /// The connection of the last call, if it is reusable.
+    /// The connection of the last call, if that call succeeded.
     connection: Mutex<Option<MultiplexedConnection>>,
-    /// The id of the node, or its address until the node has answered.
+    /// The id that the node reports for itself. Until the node has answered, its address.
     pub(crate) id: Mutex<String>,
 }
 
@@ -48,7 +49,8 @@ impl Node {
         self.client.get_connection_info().addr()
     }
 
-    /// Sends several commands to the node. Returns an answer for each command, or the error of the connection.
+    /// Sends several commands to the node, and returns the answer or the error of each command. Returns a single error
+    /// if the connection fails.
     pub(crate) async fn ask(&self, commands: &Pipeline) -> RedisResult<Vec<RedisResult<Value>>> {
         let kept = self.connection.lock().clone();
         if let Some(mut connection) = kept {
@@ -75,18 +77,19 @@ pub(crate) fn client_at(template: &ConnectionInfo, host: &str, port: u16) -> Red
     Client::open(template.clone().set_addr(address))
 }
 
-/// A Redis that was found.
+/// A Redis server that a search has found.
 #[derive(Clone)]
 pub(crate) struct Found {
     pub(crate) client: Client,
-    /// The number of the last failover, according to the nodes. Each failover increases it.
+    /// The config epoch of this Redis, as a Sentinel or Cluster node reports it. A failover gives the new primary a
+    /// higher number. 0 if Redis has a fixed address.
     pub(crate) config_epoch: u64,
-    /// The id of the node in the Cluster. It stays the same when the address changes.
+    /// The id of the node in the Cluster. It stays the same when the address changes. `None` without a Cluster.
     pub(crate) node: Option<String>,
 }
 
 impl Found {
-    /// Connects. The name of the connection contains `purpose`. Without `response_timeout`, an answer may take any
+    /// Opens a connection. Its name in Redis contains `purpose`. Without `response_timeout`, an answer may take any
     /// time.
     pub(crate) async fn connect(
         &self,
@@ -100,7 +103,8 @@ impl Found {
         self.client.get_connection_info().addr()
     }
 
-    /// Returns whether both are the same Redis. Nodes may report different addresses of one Redis.
+    /// Returns whether both are the same Redis. In a Cluster the ids of the nodes are compared, because nodes may
+    /// report different addresses of one Redis.
     pub(crate) fn is(&self, other: &Found) -> bool {
         match (&self.node, &other.node) {
             (Some(one), Some(other)) => one == other,
@@ -108,7 +112,8 @@ impl Found {
         }
     }
 
-    /// Returns whether `other` has replaced this Redis. A node that was cut off may still report the old primary.
+    /// Returns whether `other` has replaced this Redis: `other` is another Redis, and its config epoch is not lower. A
+    /// node that was cut off may still report the primary of a lower epoch.
     pub(crate) fn is_followed_by(&self, other: &Found) -> bool {
         other.config_epoch >= self.config_epoch && !self.is(other)
     }
@@ -121,11 +126,11 @@ impl fmt::Display for Found {
     }
 }
 
-/// Awaits the answers of several nodes, except nodes that are much slower than the first. Returns the faults if no node
-/// answers.
+/// Waits for the answers of several nodes, but at most [`OTHERS_TIMEOUT`] after the first answer. Returns the faults if
+/// no node answers.
 ///
-/// The first answer alone is not enough. It may come from a node that was cut off from the others, and report a Redis
-/// that was replaced.
+/// The first answer alone is not enough. It may come from a node that is cut off from the others and names a Redis that
+/// was replaced.
 pub(crate) async fn answers<T>(
     asked: impl IntoIterator<Item = impl Future<Output = Result<T, Fault>>>,
 ) -> Result<Vec<T>, Vec<Fault>> {
@@ -148,13 +153,15 @@ pub(crate) async fn answers<T>(
     Ok(answers)
 }
 
-/// Sets the name of all connections of this process: the name of the sidecar, without characters that Redis forbids.
+/// Sets the name that all later connections of this process have in Redis: the name of the sidecar, without characters
+/// that Redis forbids, and at most 64 characters long.
 pub(crate) fn name_connections(sidecar: &str) {
     let legal = sidecar.chars().filter(char::is_ascii_graphic).take(64).collect();
     let _ = CLIENT_NAME.set(legal);
 }
 
-/// Connects, and names the connection by its purpose. If the Redis user may not set a name, the connection has none.
+/// Opens a connection, and names it after the sidecar and the purpose. If the Redis user lacks the permission to set a
+/// name, the connection has no name.
 async fn connect(
     client: &Client,
     purpose: &str,
@@ -183,8 +190,8 @@ async fn connect(
     Ok(connection)
 }
 
-/// Connects. For TLS, redis-rs reads the certificates of all trusted authorities from files at each connect, inside the
-/// poll of its future. So a blocking thread runs that future.
+/// Opens a connection. With TLS, the `redis` crate reads certificate files while its future is polled, which would
+/// block other tasks of the runtime. So a blocking thread runs this future.
 async fn open(client: &Client, config: AsyncConnectionConfig) -> RedisResult<MultiplexedConnection> {
     if !matches!(client.get_connection_info().addr(), ConnectionAddr::TcpTls { .. }) {
         return client.get_multiplexed_async_connection_with_config(&config).await;
@@ -195,9 +202,9 @@ async fn open(client: &Client, config: AsyncConnectionConfig) -> RedisResult<Mul
     connecting.await.unwrap_or_else(|error| Err(io::Error::other(error).into()))
 }
 
-/// Returns whether a connection failed because Redis has reached `maxclients`. Redis writes the reason and closes the
-/// connection, but a client that has sent data may see a reset instead. So this function opens a second connection and
-/// only reads.
+/// Returns whether Redis closed a connection because it has reached `maxclients`. Redis sends this reason and closes
+/// the connection. But a client that has already sent data may see a reset, and no reason. So if `error` lacks the
+/// reason, this function opens a second connection without TLS, sends nothing, and reads the reason.
 async fn is_at_maxclients(error: &RedisError, address: &ConnectionAddr) -> bool {
     const REASON: &str = "max number of clients";
     if error.to_string().contains(REASON) {
@@ -224,7 +231,7 @@ mod tests {
     use super::*;
     use crate::redis::connection::errors::FaultKind;
 
-    /// Returns `answer` after `ms`, or a fault if it is `None`.
+    /// Waits for `ms` milliseconds. Returns `answer`, or a fault if `answer` is `None`.
     async fn after(ms: u64, answer: Option<u8>) -> Result<u8, Fault> {
         sleep(Duration::from_millis(ms)).await;
         answer.ok_or_else(|| Fault::new(FaultKind::Timeout, format!("no answer within {ms}ms")))

@@ -12,13 +12,14 @@ use crate::redis::topology::nodes::{Found, Node, client_at};
 /// Flags of a primary that does not answer the Sentinel, or that is being replaced.
 const DOUBTS: [&str; 4] = ["disconnected", "s_down", "o_down", "failover_in_progress"];
 
-/// A Redis or Sentinel as SENTINEL describes it: fields by name.
+/// The description of a Redis or of a Sentinel in the answer to a SENTINEL command: fields by name.
 type Instance = HashMap<String, String>;
 
-/// Asks a Sentinel for its view of the primary with the name `master`.
+/// Asks a Sentinel which Redis is the primary with the name `master`. `asked_at` is the current time.
 ///
-/// In SENTINEL MASTER of a Sentinel that leads a failover, address and epoch may not belong together. While this
-/// Sentinel redirects replicas to the new primary, it reports the new epoch and the old address.
+/// The address comes from GET-MASTER-ADDR-BY-NAME. While a Sentinel leads a failover and redirects replicas to the new
+/// primary, its answer to SENTINEL MASTER contains the new epoch, but still the old address. So the address in that
+/// answer is used only if the other command is forbidden.
 pub(crate) async fn ask(
     node: &Node,
     master: &str,
@@ -45,7 +46,7 @@ pub(crate) async fn ask(
     let primary: Instance = read(answer()).map_err(fault)?;
     let known = address_of(&primary);
     let address = match read::<Option<(String, u16)>>(answer()).map_err(fault) {
-        // The Redis user may lack the permission for this command.
+        // The user of this sidecar at the Sentinel may lack the permission for this command.
         Err(fault) if fault.kind == FaultKind::Forbidden => known.clone(),
         answered => answered?,
     };
@@ -55,7 +56,8 @@ pub(crate) async fn ask(
             .at(node.address())
     })?;
     let number = |name: &str| primary.get(name).and_then(|number| number.parse::<u64>().ok());
-    // If the addresses differ, the description belongs to the previous primary.
+    // If the addresses differ, flags and times in the answer to SENTINEL MASTER describe the previous primary, and are
+    // not used.
     let is_of_this = address == known;
     let has_doubts = |flags: &String| flags.split(',').any(|flag| DOUBTS.contains(&flag));
     let is_doubted = is_of_this && primary.get("flags").is_some_and(has_doubts);

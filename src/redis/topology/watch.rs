@@ -1,5 +1,6 @@
-//! Asks the Sentinels or the nodes of a Cluster periodically. So links leave a Redis that was replaced, and know
-//! whether a majority confirms the current one.
+//! Asks the Sentinels or the nodes of a Cluster periodically which Redis is the primary. Ends the sessions with a Redis
+//! that was replaced, and updates until when a majority confirms the Redis of each link. A link is the connection of a
+//! ring to its Redis.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -15,18 +16,20 @@ use crate::redis::connection::link::{Link, Session};
 use crate::redis::topology::nodes::Node;
 use crate::redis::topology::{Topology, TopologyKind};
 
-/// How often a node is asked. A node with a short failover timer is asked every quarter of that timer.
+/// How often a node is asked. If its failover timer is shorter than four times this value, the node is asked four times
+/// within the timer.
 const ASK_EVERY: Duration = Duration::from_millis(500);
 
-/// How often the confirmations of all links are checked.
+/// The maximum pause between two checks of the confirmations of all links.
 const CHECK_EVERY: Duration = Duration::from_millis(100);
 
-/// How long a confirmation may be missing before the sidecar reports it.
+/// How long a confirmation may be missing before the sidecar logs an error.
 const REPORT_AFTER: Duration = Duration::from_secs(1);
 
 impl Link {
-    /// Returns an error if no tick may expire in this session: a majority must confirm that its Redis is the primary.
-    /// Otherwise returns the end of the last outage, or of the last time without a majority.
+    /// Returns an error if a majority must confirm that the Redis of this session is the primary, and no majority does.
+    /// Then no tick may expire. Otherwise returns when the last outage ended, or the last time without a majority.
+    /// Returns `None` if there was neither.
     pub(crate) fn confirmed(&self, session: &Session) -> Result<Option<Instant>, Fault> {
         if self.unconfirmed_for(session).is_none() {
             return Ok(session.confirmation.lock().recovered_at);
@@ -36,15 +39,15 @@ impl Link {
         Err(Fault::new(FaultKind::Unreachable, text))
     }
 
-    /// Returns how long the session has not been confirmed. Returns `None` if it is confirmed, or needs no
-    /// confirmation.
+    /// Returns for how long no majority has confirmed the Redis of this session. Returns `None` if a majority confirms
+    /// it now, or if no confirmation is needed.
     pub(crate) fn unconfirmed_for(&self, session: &Session) -> Option<Duration> {
         let missing = session.confirmation.lock().missing_for(self.clock.now());
         missing.filter(|_| self.topology.needs_majority())
     }
 }
 
-/// Warns of settings that make confirmations unsafe, or that let confirmations end too early.
+/// Warns if ticks expire without a majority, or if a short failover timer lets confirmations end early.
 pub(crate) fn warn_of_settings(topology: &Topology) {
     if topology.kind == TopologyKind::Standalone {
         return;
@@ -62,7 +65,8 @@ pub(crate) fn warn_of_settings(topology: &Topology) {
     }
 }
 
-/// Asks all nodes periodically, and applies their answers to the links. Never ends.
+/// Asks all nodes periodically, and applies their answers to the links. Returns at once if Redis has a fixed address,
+/// and otherwise never ends.
 pub(crate) async fn watch(
     topology: Arc<Topology>,
     links: Arc<[Arc<Link>]>,
@@ -82,7 +86,7 @@ pub(crate) async fn watch(
         }
         tokio::select! {
             Some((node, pause)) = asked.next() => {
-                // If no other node knows this node any more, it is not asked again.
+                // If neither `--store` nor another node names this node any more, it is not asked again.
                 if topology.nodes().iter().any(|known| Arc::ptr_eq(known, &node)) {
                     asked.push(ask_after(pause, &topology, node, &clock));
                 } else {
@@ -95,7 +99,8 @@ pub(crate) async fn watch(
         for link in &*links {
             let Ok(session) = link.session() else { continue };
             if let Some(now) = topology.replaced_by(&session.found, link.keys.slot) {
-                // The replaced Redis still answers: it may be cut off from the majority.
+                // The replaced Redis may still answer, because only its connection to the majority is broken. So this
+                // task must end the session.
                 let text = format!("{now} has replaced {} as the primary", session.found);
                 link.give_up(&session, &Fault::new(FaultKind::ReadOnly, text));
             }
@@ -112,7 +117,7 @@ pub(crate) async fn watch(
     }
 }
 
-/// Asks a node after a pause. Returns the node, and the pause before the next call.
+/// Asks a node after a pause. Returns the node, and the pause before the node is asked again.
 async fn ask_after(pause: Duration, topology: &Topology, node: Arc<Node>, clock: &Clock) -> (Arc<Node>, Duration) {
     tokio::time::sleep(pause).await;
     let asked_at = clock.now();
@@ -123,7 +128,8 @@ async fn ask_after(pause: Duration, topology: &Topology, node: Arc<Node>, clock:
     (node, every.saturating_sub(clock.now().saturating_duration_since(asked_at)))
 }
 
-/// Reports confirmations that are missing for long, and reports when all are valid again.
+/// Logs an error if a confirmation has been missing for [`REPORT_AFTER`]. Logs again when all confirmations are valid.
+/// `is_reported` is whether the error was logged and the confirmations are not all valid yet.
 fn report(topology: &Topology, unconfirmed: &[(&Arc<Link>, Arc<Session>)], is_reported: &mut bool, now: Instant) {
     if unconfirmed.is_empty() && std::mem::take(is_reported) {
         info!("a majority confirms the primary again: ticks expire");
