@@ -14,8 +14,8 @@ pub const MAX_GROUPS: usize = 64;
 /// The prefix of the names that are generated for ephemeral groups.
 const GENERATED: &str = "ephemeral-";
 
-/// The name of a consumer group: `[A-Za-z0-9_.-]{1,64}`. Each group gets every timeout batch, and one of its
-/// subscribers receives the batch.
+/// The name of a consumer group: `[A-Za-z0-9_.-]{1,64}`. Each group gets every timeout batch, and a batch is delivered
+/// to one subscriber of the group at a time.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupName(Arc<str>);
 
@@ -25,8 +25,8 @@ pub struct GroupName(Arc<str>);
 pub struct GroupNameError(String);
 
 impl GroupName {
-    /// The name of the group that always exists. Because of this group, batches are kept that are published before the
-    /// first subscriber connects.
+    /// The name of the group that always exists. Because this group exists, no batch is lost that is published
+    /// before the first subscriber connects.
     pub const DEFAULT: &str = "default";
 
     /// Returns the name of the default group.

@@ -82,7 +82,8 @@ pub(crate) struct Observed<T> {
 }
 
 impl<T: PartialEq> Observed<T> {
-    /// Records an observation at `now`. Returns for how long the value was observed without a change.
+    /// Records an observation at `now`. Returns for how long the value was observed without a change. `lease` is the
+    /// duration of a lease.
     pub(crate) fn record(observed: &mut Option<Observed<T>>, value: T, now: Instant, lease: Duration) -> Duration {
         let same = observed.as_ref().filter(|observed| observed.value == value);
         let watched = same.map_or(Duration::ZERO, |observed| observed.watched_until(now, lease));

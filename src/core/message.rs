@@ -92,11 +92,12 @@ pub enum AddOutcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DelOutcome {
     /// The store does not know the message: it was never added, is already acknowledged or withdrawn, or timed out
-    /// longer ago than for `Late`.
+    /// more than one revolution of the ring ago.
     Unknown,
     /// The message was in flight and is now acknowledged.
     Acked,
-    /// The message timed out, at most one revolution of the ring ago.
+    /// The message timed out at most one revolution of the ring ago. The memory store may forget such messages
+    /// earlier, and then answers `Unknown`.
     Late,
     /// The message was in flight and is now removed without an acknowledgement, because its push failed at once.
     Withdrawn,

@@ -105,7 +105,7 @@ pub struct Request {
     pub id: u64,
     /// The operation with its parameters.
     pub operation: Operation,
-    /// The deadline of the messages. It is set only if the request is an add that was applied.
+    /// The deadline of the messages. It is valid only if the request is an add that was applied.
     pub deadline: Tick,
     /// The refusal, if the request was refused.
     pub refusal: Option<Arc<Refusal>>,
@@ -135,7 +135,7 @@ pub struct RequestBatch {
     outcomes: Vec<Outcome>,
     /// The number of messages with each outcome.
     totals: [u64; OUTCOMES],
-    /// The times from add to Ack of acknowledged messages, late Acks included.
+    /// The times from add to Ack of acknowledged messages, including Acks that arrived after the timeout.
     pub ack_latency: LatencyHistogram,
 }
 

@@ -129,8 +129,8 @@ pub struct RingStatus {
     pub slots: Vec<u64>,
     /// Messages in flight in the closing tick. They can still be acknowledged.
     pub closing: u64,
-    /// The last ticks that this sidecar expired, oldest first, at most 60. The ticker records them; the ring leaves
-    /// this list empty.
+    /// The last ticks that this sidecar expired, oldest first, at most 60. The ticker fills this list;
+    /// [`Ring::status`] returns it empty.
     #[serde(default)]
     pub recent: Vec<TickReport>,
 }
@@ -146,7 +146,7 @@ pub struct TickReport {
     pub acked: u64,
     /// Messages that timed out.
     pub timed_out: u64,
-    /// Whether the tick is a storm: a fault on the server side is more likely than that many offline clients.
+    /// Whether the tick is a storm: see [`TickCounts::storm`].
     pub storm: bool,
 }
 
@@ -181,8 +181,8 @@ pub trait Ring: Send + Sync {
     /// Moves the pointer by one tick if the move is due. Only the ticker calls this.
     async fn advance(&self, now: Instant) -> Result<Advance, Refusal>;
 
-    /// Lists some messages of the closing tick before the tick expires, so that its batches are ready earlier. Returns
-    /// whether there are more to list. By default does nothing.
+    /// Lists some messages of the tick that expires next, so that its batches are ready earlier. Returns whether there
+    /// are more to list. By default does nothing.
     fn prelist(&self) -> bool {
         false
     }

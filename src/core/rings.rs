@@ -1,7 +1,7 @@
 //! The rings of a store. This file determines the ring of a message, and submits requests to one ring or several.
 //!
-//! A ring is a complete wheel with its own pointer, lease and outbox. The ring of a message follows from a hash of its
-//! message id and its client id, so all sidecars of a store agree on the ring.
+//! A ring is a complete wheel with its own pointer, lease and outbox. A hash of the message id and the client id
+//! determines the ring of a message. So all sidecars of a store agree on the ring.
 //!
 //! ```text
 //!   submit ──▶ one ring: the batch as it is   ──▶ completed in the call, or later in the completions

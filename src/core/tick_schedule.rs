@@ -44,7 +44,7 @@ impl TickSchedule {
         TickSchedule { tick_length, pointer, next_advance: now + tick_length, shifted: 0 }
     }
 
-    /// Delays the next move to one tick after `until`, so that clients can reconnect after a restart.
+    /// Delays the next move to one tick after `until`, so that clients of the sidecar can reconnect after a restart.
     #[inline]
     pub fn delay_until(&mut self, until: Instant) {
         self.next_advance = until + self.tick_length;

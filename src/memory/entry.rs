@@ -9,8 +9,8 @@ use crate::core::{MAX_SLOTS, Message, Stamp, Tick, TimedOut};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ShortTick(pub(super) u16);
 
-// Sixteen bits must cover a revolution before the pointer, a revolution after it, and the tick beyond every deadline
-// up to which a drain expires all ticks.
+// Sixteen bits must cover a revolution before the pointer and a revolution after it. They must also cover the tick up
+// to which a drain expires all ticks, which is later than every deadline.
 const _: () = assert!(3 * (MAX_SLOTS as u32 + 8) < i16::MAX as u32, "sixteen bits must tell all ticks alive");
 
 impl ShortTick {
@@ -66,7 +66,7 @@ pub(super) struct Marks(u8);
 impl Marks {
     /// The message is *listed*: it is on the list from which the batches of its tick are made.
     pub(super) const LISTED: Marks = Marks(1);
-    /// A late Ack has arrived, and its latency was recorded.
+    /// An Ack has arrived after the timeout, and its latency was recorded.
     pub(super) const LATE_COUNTED: Marks = Marks(2);
 
     pub(super) const fn has(self, mark: Marks) -> bool {

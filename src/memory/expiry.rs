@@ -185,7 +185,8 @@ impl Expiry {
     }
 
     /// Reclaims memory of sparse tables. Returns whether there may be more to reclaim. Does nothing while there is a
-    /// prelist, because its scan could miss entries that are moved: see [`Table::scan`](super::table::Table::scan).
+    /// prelist, because the scan for the prelist could miss entries that are moved: see
+    /// [`Table::scan`](super::table::Table::scan).
     fn reclaim(&mut self, shards: &Shards) -> bool {
         if self.prelist.is_some() {
             return false;

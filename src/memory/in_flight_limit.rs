@@ -1,7 +1,7 @@
 //! Counts messages in flight, and keeps their number within `--max-in-flight` by reservations.
 //!
-//! Room is reserved for every message before the message is added, so adds never exceed the limit. Only a restored
-//! state file can. A request batch reserves in one of two ways:
+//! Room is reserved for every message before the message is added, so adds never bring the number above the limit.
+//! Only a restored state file can do so. A request batch reserves in one of two ways:
 //!
 //! - Far from the limit, the batch reserves room for all messages that it adds, in one step. Some of them may be in
 //!   flight already and need no room. So the batch returns the surplus when it is complete. Until then its reservation
@@ -20,12 +20,12 @@ const PROVISIONAL: u64 = 1 << 40;
 /// The bits of the word that count the messages in flight, reservations included.
 const IN_FLIGHT: u64 = PROVISIONAL - 1;
 
-/// The divisor for the room that a provisional reservation must leave free: the limit divided by this number, but at
-/// most [`MOST_MARGIN`] messages.
+/// The part of the limit that a provisional reservation must leave free, as a divisor. No more than [`MOST_MARGIN`]
+/// messages must stay free.
 const MARGIN_SHARE: u64 = 16;
 
-/// The largest number of messages that a provisional reservation must leave free: twice the messages that one read of
-/// a connection can bring.
+/// The maximum room that a provisional reservation must leave free. It is twice the number of messages that one read
+/// of a connection can bring.
 const MOST_MARGIN: u64 = 65_536;
 
 /// The number of messages in flight and its limit.

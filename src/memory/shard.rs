@@ -28,7 +28,8 @@ pub(super) struct Position {
     pub(super) pointer: Tick,
     /// The index of the counts of the pointer's tick in [`Shard::ticks`].
     pub(super) pointer_index: usize,
-    /// Ticks before this one have expired. This is the pointer, or after a drain a tick beyond every deadline.
+    /// Ticks before this tick have expired. It is the tick of the pointer, or after a drain a tick later than every
+    /// deadline.
     pub(super) expired_below: Tick,
     /// The tick that is due by the clock.
     pub(super) due: Tick,

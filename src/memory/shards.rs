@@ -49,7 +49,7 @@ impl Shards {
         self.sum(|shard| *shard.of_tick(tick, self.options.wheel))
     }
 
-    /// Resets the counts of a tick that expires, and returns the sum over all shards.
+    /// Resets the counts of a tick that expires. Returns the old counts, summed over all shards.
     pub(super) fn take_counts(&self, tick: Tick) -> TickCount {
         self.sum(|shard| std::mem::take(shard.of_tick(tick, self.options.wheel)))
     }

@@ -43,7 +43,7 @@ impl MemoryStore {
     /// # Errors
     ///
     /// Fails if the state file cannot be read, is damaged, or was written by a ring of other dimensions. Fails also
-    /// if another process uses the state file. An error leaves the file as it is.
+    /// if another process uses the state file. These errors do not change the file.
     pub fn open(
         options: MemoryOptions,
         state_file: Option<PathBuf>,

@@ -313,8 +313,7 @@ mod tests {
     const LIMIT: u64 = 64;
 
     /// Runs four threads. Each thread adds its `own` messages again and again, some of them twice in a batch, and
-    /// acknowledges some. A batch adds more than a sixteenth of the limit, so that batches often come near the limit.
-    /// Returns how many adds were refused.
+    /// acknowledges some. A batch adds more than a sixteenth of the limit. Returns how many adds were refused.
     fn race(ring: &MemoryRing, own: u64, now: Instant) -> u64 {
         let refused = std::sync::atomic::AtomicU64::new(0);
         std::thread::scope(|scope| {

@@ -45,7 +45,8 @@ use crate::core::{Advance, DrainOutcome, DueAction, PublishStep, Reason, Refusal
 #[derive(Debug)]
 pub(super) struct WheelState {
     pub(super) schedule: TickSchedule,
-    /// Ticks before this one have expired. This is the pointer, or after a drain a tick beyond every deadline.
+    /// Ticks before this tick have expired. It is the tick of the pointer, or after a drain a tick later than every
+    /// deadline.
     pub(super) expired_below: Tick,
     /// Whether new messages are refused.
     pub(super) draining: bool,

@@ -126,7 +126,7 @@ impl Ticker {
             self.beat();
             let wait = self.turn().await;
             if wait.is_zero() {
-                // A drain is also begun here, so that it does not wait until all messages of a large tick are
+                // Looks for a drain here too, so that the drain does not wait until all messages of a large tick are
                 // published.
                 if let Ok(reply) = self.drains.try_recv() {
                     self.drain_and_reply(reply).await;

@@ -42,7 +42,7 @@ impl PreciseTimer {
     }
 
     /// Sets the first time at which [`PreciseTimer::poll`] is ready, and the period after which it is ready again. A
-    /// period of zero sets the timer for a single time.
+    /// period of zero is for a single wait.
     pub fn set_every(&mut self, now: Instant, first: Instant, period: Duration) {
         let wait = first.saturating_duration_since(now);
         match &mut self.0 {

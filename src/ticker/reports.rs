@@ -9,7 +9,8 @@ use tracing::{error, warn};
 use crate::core::{LatencyHistogram, PublishStep, Refusal, Ring, Tick, TickCounts};
 use crate::metrics::Metrics;
 
-/// How long expiry must be behind at every tick before a warning is logged. A single large tick causes no warning.
+/// How long expiry must be behind at every tick before a warning is logged. Expiry is behind if the work for
+/// earlier ticks is not complete when a tick expires. A single large tick causes no warning.
 const BEHIND_FOR: Duration = Duration::from_secs(1);
 
 /// How long a store must not refuse before it counts as recovered, or two ticks if that is longer.

@@ -21,8 +21,9 @@ const READ_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long before a move the connections are asked to read, or an eighth of a tick if that is less.
 const READ_AHEAD: Duration = Duration::from_millis(3);
 
-/// How long before the read barrier the ring begins to list the messages of the closing tick. Listing a million
-/// messages takes up to 1 ms, and the pauses take four times as long. So there is time for twenty million messages.
+/// How long before the read barrier the ring begins to list the messages of the tick that expires next. Listing a
+/// million messages takes up to 1 ms, and the pauses take four times as long. So there is time for twenty million
+/// messages.
 const PRELIST_AHEAD: Duration = Duration::from_millis(100);
 
 /// How long the ticker reclaims memory, or lists messages before a move, without a pause. A single step may take
@@ -111,7 +112,7 @@ impl Ticker {
                     self.next_advance = now;
                 } else if self.role == Role::Follower {
                     // The ring says that this sidecar does not lead, but the lease says that it does. The lease is
-                    // asked again after a pause.
+                    // maintained again after a pause.
                     self.role = Role::Unknown;
                     self.next_lease_call = Some(now + RETRY);
                     return Ok(Some(RETRY));
@@ -171,8 +172,8 @@ impl Ticker {
         Ok(step)
     }
 
-    /// Lists messages of the closing tick before it expires, if it is time to do so. The next move or read barrier is
-    /// due after `wait`. Returns how long to wait before the next step.
+    /// Lists messages of the tick that expires next, if it is time to do so. The next move or read barrier is due
+    /// after `wait`. Returns how long to wait before the next step.
     fn prelist(&mut self, wait: Duration) -> Duration {
         if self.prelisted {
             return wait;

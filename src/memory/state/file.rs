@@ -116,7 +116,8 @@ impl StateFile {
         Ok(StateFile { path, lock })
     }
 
-    /// Returns whether the previous sidecar ended without saving its state.
+    /// Returns whether the previous sidecar ended without saving its state. Must be called before
+    /// [`StateFile::mark_in_use`].
     pub(in crate::memory) fn is_in_use(&self) -> bool {
         self.lock.metadata().is_ok_and(|metadata| metadata.len() > 0)
     }

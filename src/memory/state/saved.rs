@@ -47,7 +47,7 @@ pub(in crate::memory) struct Saved<Messages = Vec<SavedMessage>, Batches = Vec<O
     pub(in crate::memory) epoch: u64,
     pub(in crate::memory) pointer: u64,
     pub(in crate::memory) messages: Messages,
-    /// For each open tick, the number of messages acknowledged so far.
+    /// For each tick that has not expired, the number of messages acknowledged so far.
     acked: Vec<(u64, u64)>,
     outbox: SavedOutbox<Batches>,
 }

@@ -7,12 +7,12 @@ use super::group::CELLS;
 use super::segment::{Found, Segment};
 use super::{Hash, Table, fetch, fetch_whole};
 
-/// The number of prefetched entries from which on a scan visits them.
+/// The number of prefetched entries at which a scan begins to visit them.
 const AHEAD: usize = 128;
 
-/// The table gets another segment when its segments have this number of messages in the mean. With a quarter of this
-/// number, an add and its del take a seventh longer at ten million messages in flight. With a larger number each step
-/// takes longer. Unit tests use a smaller number, so that they cover many splits.
+/// The average number of messages in a segment at which the table gets another segment. With a quarter of this number,
+/// an add and its del take a seventh longer at ten million messages in flight. With a larger number each step takes
+/// longer. Unit tests use a smaller number, so that they cover many splits.
 pub(super) const MEAN_SEGMENT: usize = if cfg!(test) { 1_024 } else { 4_096 };
 
 /// The fill level below which a segment is made smaller when memory is reclaimed, in percent of its cells.

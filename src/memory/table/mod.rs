@@ -89,8 +89,8 @@ pub(super) struct Home {
 #[derive(Debug)]
 pub(super) struct Table<S = RandomState> {
     hasher: S,
-    /// The segments. A split divides segment `n` into segments `n` and `n + 2^k`, where `2^k` is the largest power of
-    /// two that is at most the number of segments. Segments are split in ascending order of `n`.
+    /// The segments. A split divides segment `n` into segments `n` and `n + 2^k`. Here `2^k` is the largest power of
+    /// two that is not larger than the number of segments. Segments are split in ascending order of `n`.
     segments: Vec<Segment>,
     /// How many more entries each segment can take. These numbers change with every entry, but the segments seldom do.
     /// So the numbers are stored apart from the segments. Sixteen numbers share a cache line, and only these lines
