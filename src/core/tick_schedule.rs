@@ -1,4 +1,5 @@
-//! The schedule of the pointer: when the pointer moves, and by how much a stall shifts all deadlines.
+//! The schedule of the pointer, which is the position of a ring: when the pointer moves to the next tick, and by how
+//! much a stall shifts all deadlines.
 //!
 //! The pointer moves once per tick, without drift. A late move is treated in one of two ways:
 //!

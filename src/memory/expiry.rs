@@ -42,7 +42,8 @@ pub(super) struct Expiry {
     /// The list of the tick that expires next, if prelisting has begun.
     pub(super) prelist: Option<TickList>,
     expired: VecDeque<ExpiredTick>,
-    /// The scan that lists the messages of all ticks of a drain. One scan for each tick would take much longer.
+    /// The scan of a drain, which expires all ticks at once and lists their messages. One scan for each tick would
+    /// take much longer.
     drain: Option<ScanPosition>,
     /// Published ticks whose messages are remembered, each with the number of these messages.
     remembered: VecDeque<(Tick, u64)>,

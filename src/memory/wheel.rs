@@ -48,9 +48,9 @@ pub(super) struct WheelState {
     /// Ticks before this tick have expired. It is the tick of the pointer, or after a drain a tick later than every
     /// deadline.
     pub(super) expired_below: Tick,
-    /// Whether new messages are refused.
+    /// Whether a drain has begun, which prepares the end of the process. New messages are then refused.
     pub(super) draining: bool,
-    /// Whether a drain has expired all ticks. Then no message is in flight.
+    /// Whether a drain has expired all ticks, so that no message is in flight any more.
     pub(super) all_expired: bool,
     /// Whether all messages are saved for the next start. Then requests are refused, because changes would be lost.
     pub(super) saved: bool,

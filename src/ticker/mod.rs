@@ -1,4 +1,5 @@
-//! The ticker of a ring, which moves the pointer. Nothing else calls `Ring::advance`.
+//! The ticker of a ring, which moves the pointer from tick to tick. Each move expires a tick: its unacknowledged
+//! messages time out. Nothing else calls `Ring::advance`.
 //!
 //! Each ring has one ticker, which is one task. The ticker maintains the lease and moves the pointer. Before each
 //! move, the ticker makes the connections read their sockets (`read_barrier`), so that Acks that have arrived count.
