@@ -1,4 +1,6 @@
-//! The clock of the process, and a timeout that a stall does not use up. The sidecar reads the time only here.
+//! The clock of the sidecar, and a timeout for waits. A *stall* is a time in which the process does not run, for
+//! example because it is short of CPU. A stall uses up only a part of the timeout. The sidecar reads the time only
+//! here.
 
 use std::pin::pin;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -7,15 +9,16 @@ use parking_lot::RwLock;
 
 use crate::core::{Moment, StallAwareClock};
 
-/// The number of parts into which a timeout is divided. A stall uses up only one part.
+/// The number of parts into which a timeout is divided. Each part is a timer of its own, so a stall uses up at most
+/// one part.
 const TIMEOUT_PARTS: u32 = 4;
 
-/// The shortest part of a timeout. The timers of the runtime count in ms, so a much shorter part would be inexact.
+/// The minimum length of a part. Timers of Tokio are exact to 1 ms, so shorter parts would be inexact.
 const SHORTEST_PART: Duration = Duration::from_millis(5);
 
-/// A monotonic clock. Its stall-aware time stops while the process is stalled.
+/// A monotonic clock with two times: the plain time, and the stall-aware time, which stops during a stall.
 ///
-/// The clock is based on Tokio's clock, so pausing the time of the runtime pauses this clock too.
+/// The clock is based on Tokio's clock, so `tokio::time::pause` pauses this clock too.
 #[derive(Debug)]
 pub struct Clock {
     stall_aware: RwLock<StallAwareClock>,
@@ -38,17 +41,18 @@ impl Clock {
         Moment { now: monotonic(), unix_time }
     }
 
-    /// Returns the stall-aware time. It is used to measure the silence of peers.
+    /// Returns the stall-aware time. It measures for how long a peer has sent nothing.
     pub fn stall_aware_now(&self) -> Instant {
         self.stall_aware.read().at(monotonic())
     }
 
-    /// Returns whether a stall of the process has just ended.
+    /// Returns whether a stall has just ended: see [`StallAwareClock::is_waking`].
     pub fn is_waking(&self) -> bool {
         self.stall_aware.read().is_waking(monotonic())
     }
 
-    /// Records a beat: the process runs. Returns the length of the stall since the last beat, zero if there was none.
+    /// Records a beat, which shows that the process runs. Returns the length of the stall since the last beat, or zero
+    /// if there was none.
     pub fn beat(&self) -> Duration {
         self.stall_aware.write().beat(monotonic())
     }
@@ -59,8 +63,8 @@ pub fn monotonic() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 
-/// Awaits `awaited` for at most `timeout`. A stall uses up only a quarter of a timeout of 20 ms or more. During a
-/// stall peers cannot answer, or their answers are not read.
+/// Awaits `awaited` for at most `timeout`, and returns `None` after that. The process reads no answers during a stall,
+/// so a stall uses up only a quarter of the timeout. A timeout below 20 ms is not divided, so a stall can use it up.
 pub(crate) async fn stall_aware_timeout<T>(timeout: Duration, awaited: impl Future<Output = T>) -> Option<T> {
     let mut awaited = pin!(awaited);
     let parts = if timeout < SHORTEST_PART * TIMEOUT_PARTS { 1 } else { TIMEOUT_PARTS };

@@ -1,4 +1,4 @@
-//! Timeout batches: the messages of one expired tick, as subscribers get them.
+//! Timeout batches. When a tick expires, its unacknowledged messages are delivered to subscribers in these batches.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::message::Message;
 use super::tick::Tick;
 
-/// The largest number of messages in a batch. A tick with more messages becomes several batches.
+/// The maximum number of messages in a batch. A tick with more messages becomes several batches.
 pub const MAX_BATCH_MESSAGES: usize = 4_096;
 
 /// The id of a batch. An id is never reused, not even after a restart, so a consumer recognises a duplicate.
@@ -18,8 +18,8 @@ pub const MAX_BATCH_MESSAGES: usize = 4_096;
 pub struct BatchId {
     /// The tick that expired.
     pub tick: Tick,
-    /// The epoch of the leader that expired the tick. Each new leader has a larger epoch. The first epoch is a Unix
-    /// time in ms.
+    /// The epoch of the leader, which is the sidecar that expired the tick. Each new leader has a larger epoch. The
+    /// first epoch is a Unix time in ms.
     pub epoch: u64,
     /// The number of the ring to which the tick belongs.
     pub ring: u16,
@@ -40,7 +40,7 @@ impl fmt::Display for BatchId {
 pub struct TimedOut {
     /// The message.
     pub message: Message,
-    /// The number of the attempt, as stated in the AddNewMsg.
+    /// The attempt number that the AddNewMsg stated.
     pub attempt: u8,
 }
 
@@ -48,12 +48,12 @@ pub struct TimedOut {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "sidecar", derive(serde::Serialize, serde::Deserialize))]
 pub struct TickCounts {
-    /// Messages whose final deadline was this tick, acknowledged or timed out.
+    /// Messages whose latest deadline is this tick, acknowledged or timed out. Withdrawn messages are not counted.
     pub added: u64,
     /// Messages of this tick that were acknowledged before it expired.
     pub acked: u64,
-    /// Whether the tick is a storm: the timeouts reach both limits of the [`StormRule`]. A fault on the server side
-    /// is then more likely than that many offline clients.
+    /// Whether the tick is a *storm*: its timeouts reach both limits of the [`StormRule`]. The cause of a storm is
+    /// more likely a fault on the server side than many offline clients.
     pub storm: bool,
     /// Whether the messages are delivered before their deadline, because the sidecar is draining.
     pub drained: bool,
@@ -82,7 +82,8 @@ impl Default for StormRule {
 }
 
 impl StormRule {
-    /// Returns the counts of a tick in which `acked` messages were acknowledged and `timed_out` messages were not.
+    /// Returns the counts of a tick in which `acked` messages were acknowledged and `timed_out` messages were not. An
+    /// empty tick and a tick of a drain (`drained`) are never a storm.
     #[expect(clippy::cast_precision_loss, reason = "a share needs no more than 53 bits")]
     pub fn count(self, acked: u64, timed_out: u64, drained: bool) -> TickCounts {
         let added = acked + timed_out;

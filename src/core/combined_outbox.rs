@@ -1,7 +1,8 @@
 //! Combines the outboxes of several rings into one outbox for the delivery.
 //!
-//! Each group exists in all rings. The rings take turns in delivering. Within a ring, earlier ticks are delivered
-//! first. A call about a batch goes to the ring in the id of the batch.
+//! A store has one or more rings, each with its own outbox. Each consumer group exists in all of these outboxes. The
+//! rings take turns in delivering. Within a ring, earlier ticks are delivered first. The id of a batch contains the
+//! number of its ring, and calls about the batch go to that ring.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use super::store::RingParts;
 pub struct CombinedOutbox {
     /// The outbox of each ring. The outbox of ring i is at index i.
     outboxes: Vec<Arc<dyn Outbox>>,
-    /// The ring at which the next `take` begins, modulo the number of rings.
+    /// The number of `take` calls so far. Modulo the number of rings, this is the ring at which the next call begins.
     turn: AtomicUsize,
 }
 
@@ -40,8 +41,8 @@ impl CombinedOutbox {
         }
     }
 
-    /// Groups batches by ring, and returns the outbox of each ring with its batches. Leaves out batches of rings that
-    /// do not exist, since a client can send any id.
+    /// Groups batches by ring. Returns the outbox of each ring that has batches, together with these batches. Leaves
+    /// out batches of rings that do not exist, because a subscriber can send any id.
     fn by_ring(&self, batches: &[BatchId]) -> Vec<(&dyn Outbox, Vec<BatchId>)> {
         let own = |ring| batches.iter().copied().filter(|batch| usize::from(batch.ring) == ring).collect();
         let parts = self.outboxes.iter().enumerate().map(|(ring, outbox)| (&**outbox, own(ring)));
@@ -61,8 +62,8 @@ impl Outbox for CombinedOutbox {
         all_answers(join_all(calls).await).map(drop)
     }
 
-    /// Calls one ring after the other and stops at the first refusal. So no ring deletes a group that is in use at an
-    /// earlier one.
+    /// Deletes the group in one ring after the other, and stops at the first refusal. If a ring refuses because the
+    /// group has subscribers, the later rings keep the group too.
     async fn delete_group(&self, group: &GroupName) -> Result<bool, Refusal> {
         let mut answers = Vec::new();
         for outbox in &self.outboxes {
@@ -78,8 +79,9 @@ impl Outbox for CombinedOutbox {
         self.outboxes.iter().any(|outbox| outbox.is_shared())
     }
 
-    /// Calls one ring after the other, with the window that the earlier rings have left. If a ring refuses, batches
-    /// of other rings are delivered all the same, because no later call returns them.
+    /// Takes batches from one ring after the other until they contain `window` messages. If a ring refuses, the call
+    /// still returns the batches of the other rings, because no later call returns them. Refuses only if no batch was
+    /// taken.
     async fn take(&self, group: &GroupName, window: u64, now: Instant) -> Result<Vec<Delivery>, Refusal> {
         let first = self.turn.fetch_add(1, Ordering::Relaxed) % self.outboxes.len();
         let (mut taken, mut left, mut refused) = (Vec::new(), window, None);
@@ -124,8 +126,8 @@ impl Outbox for CombinedOutbox {
         all_answers(join_all(parts.iter().map(|(outbox, part)| outbox.lend(group, part))).await).map(drop)
     }
 
-    /// Enforces the limits at all rings. If a ring refuses, the drops of the others are returned all the same,
-    /// because no later call reports them.
+    /// Enforces the retention limits in all rings. If a ring refuses, the call still returns what the other rings
+    /// dropped, because no later call reports these drops.
     async fn maintain(&self, attended: &[GroupName], now: Instant) -> Result<Dropped, Refusal> {
         let (mut sum, mut refused) = (Dropped::default(), None);
         for answer in join_all(self.outboxes.iter().map(|outbox| outbox.maintain(attended, now))).await {
@@ -138,7 +140,7 @@ impl Outbox for CombinedOutbox {
                 Err(refusal) => refused = refused.or(Some(refusal)),
             }
         }
-        // A group that several rings dropped counts once.
+        // A group that several rings dropped is listed once.
         sum.groups.sort_unstable();
         sum.groups.dedup();
         refused.filter(|_| sum == Dropped::default()).map_or(Ok(sum), Err)
@@ -158,7 +160,7 @@ impl Outbox for CombinedOutbox {
     }
 }
 
-/// Adds up the backlogs of several rings.
+/// Adds up the backlogs of several rings. The age of the oldest batch is the highest age in any ring.
 pub fn merge_backlogs(backlogs: Vec<Backlog>) -> Backlog {
     let ids = backlogs.iter().map(|backlog| backlog.ids).sum();
     let mut merged: BTreeMap<GroupName, GroupBacklog> = BTreeMap::new();

@@ -1,7 +1,7 @@
 //! The completed requests of a connection. Rings put requests in, and the connection takes them out.
 //!
-//! A connection has one [`Completions`] and takes all completed requests at once. All requests that complete together
-//! wake the connection only once. No request needs an allocation of its own.
+//! A connection has one [`Completions`] and takes all completed requests at once. Requests that complete together wake
+//! the connection only once. No request needs an allocation of its own.
 
 use std::mem;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -24,7 +24,7 @@ struct State {
 
 impl Completions {
     /// Calls `write` to append completed requests. Returns the waker of the connection, if the connection waits. The
-    /// caller wakes the connection after the last `put` of requests that complete together.
+    /// caller must wake the connection after the last `put` of requests that complete together.
     #[must_use]
     pub fn put(&self, write: impl FnOnce(&mut RequestBatch)) -> Option<Waker> {
         let mut state = self.lock();
@@ -32,12 +32,13 @@ impl Completions {
         state.waker.take()
     }
 
-    /// Calls `write` to add data about requests that complete later. Wakes no connection.
+    /// Calls `write` to add data, such as latencies, about requests that complete later. Wakes no connection.
     pub fn record(&self, write: impl FnOnce(&mut RequestBatch)) {
         write(&mut self.lock().completed);
     }
 
-    /// Moves all completed requests into `taken`, which must be empty. If there are none, registers the waker.
+    /// Moves all completed requests into `taken`, which must be empty. If there are none, registers the waker of
+    /// `context` and returns `Pending`.
     pub fn poll(&self, context: &mut Context<'_>, taken: &mut RequestBatch) -> Poll<()> {
         let mut state = self.lock();
         if state.completed.is_empty() {
@@ -51,7 +52,7 @@ impl Completions {
         Poll::Ready(())
     }
 
-    /// Locks the state, even if the lock is poisoned: no code panics in the middle of a change.
+    /// Locks the state. Ignores that the lock may be poisoned, because no code panics in the middle of a change.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,8 +1,11 @@
-//! The dispatch of batches to the *members* of a group, which are its subscribers on this sidecar. A credit limits
-//! the messages that each member holds. A batch is *overdue* if its holder has not acknowledged it for a set time.
+//! Chooses which member of a consumer group gets which batch. The *members* are the subscribers of the group on this
+//! sidecar. Each member has a *credit*, which limits the number of messages that it holds.
 //!
-//! This is a state machine without I/O. The delivery ([`crate::delivery`]) has one for each group, reports events
-//! with their time, and carries out the results.
+//! A batch is *overdue* if its holder has not acknowledged it within a set time. With a *nack*, a member returns a
+//! batch. A member that nacked a batch, or let it become overdue, is *excluded* from the batch for a delay.
+//!
+//! [`Dispatch`] does no I/O. The module [`crate::delivery`] has a `Dispatch` for each group, calls it for each event,
+//! and carries out the results.
 //!
 //! ```text
 //!                    deliver             ack
@@ -13,18 +16,19 @@
 //!                    waiting ── last member left ──▶ released to the outbox
 //! ```
 //!
-//! The outbox may be shared with other sidecars. Then a waiting batch for which no member here is suitable is *lent*:
-//! other sidecars may take it from the outbox at once. This sidecar still keeps track of the batch. When its delay
-//! ends, the batch is delivered here again, unless another sidecar took it.
+//! The outbox may be shared with other sidecars. If no member here can get a waiting batch, the batch is *lent*: other
+//! sidecars may take it from the outbox at once. This sidecar keeps its record of the batch. Once a member here can
+//! get the batch, the batch is delivered here again, unless another sidecar has taken it.
 //!
 //! # Invariants
 //!
-//! 1. A batch that this group keeps track of is held by exactly one member, or waits for redelivery.
-//! 2. `out` of a member is the number of messages in the batches that the member holds. A member has *room* while
-//!    `out < credit` and `unread < credit`, and gets batches only then. So a member exceeds its credit by less than
-//!    one batch. `unread` can be more than `out` if batches became overdue before the member read them.
-//! 3. Every batch has one timer: for the time at which it becomes overdue, or at which a delay ends. So no batch is
-//!    forgotten.
+//! 1. Every recorded batch is held by exactly one member, or waits for redelivery.
+//! 2. `out` is the number of messages in the batches that a member holds. `unread` is the number of messages that were
+//!    sent to the member and that it has not read. A member has *room* while both are below its credit, and gets
+//!    batches only then. So a member exceeds its credit by less than one batch. `unread` can exceed `out`: an overdue
+//!    batch no longer counts in `out`, but may still be unread.
+//! 3. Every batch has one timer. It expires when a held batch becomes overdue, or when the next exclusion from a
+//!    waiting batch ends. So no batch is forgotten.
 //! 4. No member here holds a lent batch. At most [`MAX_LENT`] batches are lent at a time.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,20 +37,21 @@ use std::time::{Duration, Instant};
 
 use super::batch::BatchId;
 
-/// The minimum delay after a nack. Without it, members that nack at once would pass a batch around in a busy loop.
+/// The minimum time for which a nack excludes a member. Without it, members that nack at once would pass a batch
+/// around in a busy loop.
 const SHORTEST_DELAY: Duration = Duration::from_millis(10);
 
 /// How long a member is excluded from a batch that it let become overdue. Other members can get the batch at once.
 const OVERDUE_EXCLUSION: Duration = Duration::from_secs(1);
 
-/// The maximum number of batches with exclusions that a search considers.
+/// The maximum number of batches with exclusions that a search for a redelivery checks.
 const MAX_SEARCHED: usize = 64;
 
-/// The maximum number of batches that are lent at a time, because each `take` from the outbox must skip them. Further
-/// batches are not lent. They stay here and are delivered after their delay.
+/// The maximum number of batches that are lent at a time. The number is limited, because each `take` from the outbox
+/// must skip the lent batches. Further batches are not lent, and wait for a member here.
 pub(crate) const MAX_LENT: usize = 64;
 
-/// The id of a member of a group, that is of a subscriber. Never reused within a process.
+/// The id of a member of a group. It is never reused within a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct MemberId(pub(crate) u64);
 
@@ -58,13 +63,13 @@ struct Member {
     out: u64,
     /// Messages that were sent to the member and that it has not read.
     unread: u64,
-    /// Messages of redeliveries that are already chosen for the member in the current search.
+    /// Messages in the redeliveries that the running call of `next_redeliveries` has chosen for the member.
     reserved: u64,
 }
 
 impl Member {
-    /// Returns how many messages the member can take now. Unread messages count even if the member no longer holds
-    /// their batch. Otherwise overdue batches that are redelivered to the member would pile up.
+    /// Returns how many more messages the member can take now. Unread messages count even if the member no longer
+    /// holds their batch. Otherwise redelivered batches would pile up at a member that does not read.
     fn window(&self) -> u64 {
         self.credit.saturating_sub(self.out.max(self.unread) + self.reserved)
     }
@@ -79,7 +84,8 @@ struct PendingBatch {
     nacks: u32,
     /// Members that nacked the batch or let it become overdue, each with the time until which the member is excluded.
     excluded: BTreeMap<MemberId, Instant>,
-    /// When the batch becomes overdue, or when the next exclusion ends.
+    /// When a held batch becomes overdue, or when the next exclusion from a waiting batch ends. A waiting batch
+    /// without exclusions gets a timer of `redeliver_after`, which has no effect.
     timer: Instant,
     lent: bool,
 }
@@ -104,14 +110,13 @@ pub(crate) struct Dispatch {
 }
 
 impl Dispatch {
-    /// Creates the dispatch of a group without members. A batch without an acknowledgement for `redeliver_after` is
-    /// redelivered, if possible to a member other than its holder. If the outbox `is_shared`, that member can be on
-    /// another sidecar.
+    /// Creates the dispatch of a group that has no members yet. A batch becomes overdue if it is not acknowledged
+    /// within `redeliver_after`. `is_shared` states whether other sidecars take batches from the same outbox.
     pub(crate) fn new(redeliver_after: Duration, is_shared: bool) -> Dispatch {
         Dispatch { redeliver_after, is_shared, ..Dispatch::default() }
     }
 
-    /// Adds a member whose credit is a number of messages.
+    /// Adds a member. `credit` is the number of messages that the member may hold.
     pub(crate) fn join(&mut self, id: MemberId, credit: u64) {
         self.members.push(Member { id, credit, out: 0, unread: 0, reserved: 0 });
         // The new member can get the batches from which all others are excluded.
@@ -120,8 +125,8 @@ impl Dispatch {
             .extend(waiting.filter(|(_, pending)| !pending.excluded.is_empty()).map(|(batch, _)| *batch));
     }
 
-    /// Removes a member. The batches that it held wait for other members. If it was the last member, returns all
-    /// batches; the caller releases them to the outbox.
+    /// Removes a member. The batches that it held wait for other members. If no member is left, returns all batches,
+    /// and the caller must release them to the outbox. Otherwise returns no batches.
     pub(crate) fn leave(&mut self, id: MemberId, now: Instant) -> Vec<BatchId> {
         self.members.retain(|member| member.id != id);
         if self.members.is_empty() {
@@ -141,8 +146,8 @@ impl Dispatch {
         Vec::new()
     }
 
-    /// Records the number of unread messages of all members. If `unread` returns `None`, the number of that member
-    /// stays.
+    /// Records the number of unread messages of all members. `unread` returns the number for a member, or `None` to
+    /// keep the recorded number.
     pub(crate) fn record_all_unread(&mut self, unread: impl Fn(MemberId) -> Option<u64>) {
         for member in &mut self.members {
             member.unread = unread(member.id).unwrap_or(member.unread);
@@ -161,7 +166,7 @@ impl Dispatch {
         self.members.iter().map(Member::window).sum()
     }
 
-    /// Chooses the member for the next new batch. Members with room take turns.
+    /// Chooses the member for the next new batch. Members with room take turns. Returns `None` if no member has room.
     pub(crate) fn next_member(&mut self) -> Option<MemberId> {
         let member = self.find_member(None)?;
         Some(self.take_turn(member))
@@ -184,13 +189,14 @@ impl Dispatch {
         next
     }
 
-    /// Returns whether a batch of the available rings can be redelivered now.
+    /// Returns whether a batch can be redelivered now. Batches of the `unavailable` rings do not count.
     pub(crate) fn has_redeliveries(&self, unavailable: &[u16]) -> bool {
         self.find_redelivery(|batch| !unavailable.contains(&batch.ring)).is_some()
     }
 
-    /// Lends the waiting batches for which no member here has room and is not excluded, oldest first. The caller
-    /// lends them in the outbox too, so that members on other sidecars can get them.
+    /// Marks waiting batches as lent, oldest first, if each member here is excluded or has no room. Returns these
+    /// batches. The caller must also lend them in the outbox, so that members on other sidecars can get them. Lends
+    /// nothing if the outbox is not shared.
     pub(crate) fn lend(&mut self) -> Vec<BatchId> {
         let room = if self.is_shared { MAX_LENT.saturating_sub(self.lent) } else { 0 };
         let is_unavailable = |batch: &&BatchId| self.find_member(self.batches.get(batch)).is_none();
@@ -220,8 +226,8 @@ impl Dispatch {
     }
 
     /// Makes a batch that a member nacked wait for redelivery. Another member can get the batch at once, the same
-    /// member only after the delay. The delay doubles with every nack of the batch, up to `redeliver_after`. Returns
-    /// false if the member does not hold the batch.
+    /// member only after a delay. `delay` is the delay after the first nack of the batch. It doubles with every
+    /// further nack, up to `redeliver_after`. Returns false if the member does not hold the batch.
     pub(crate) fn nack(&mut self, from: MemberId, batch: BatchId, delay: Duration, now: Instant) -> bool {
         let held = self.batches.get_mut(&batch).filter(|pending| pending.holder == Some(from));
         let Some(pending) = held else { return false };
@@ -235,7 +241,7 @@ impl Dispatch {
     /// Handles expired timers: overdue batches wait for redelivery, and exclusions end.
     pub(crate) fn handle_timers(&mut self, now: Instant) {
         while let Some((_, batch)) = self.timers.first().copied().filter(|(timer, _)| *timer <= now) {
-            // Without the exclusion, the same silent member could get the batch again and again.
+            // Without the exclusion, a silent member could get the same batch again and again.
             if (self.is_shared || self.members.len() > 1)
                 && let Some(pending) = self.batches.get_mut(&batch)
                 && let Some(holder) = pending.holder
@@ -294,14 +300,15 @@ impl Dispatch {
     fn find_redelivery(&self, may_be: impl Fn(&BatchId) -> bool) -> Option<(BatchId, usize)> {
         let free = self.free.iter().find(|batch| may_be(batch));
         let free = free.and_then(|batch| Some((*batch, self.find_member(None)?)));
-        // The number is limited, because each batch needs a search for a member. Later batches become free after
-        // their delay.
+        // The number of batches is limited, because each of them needs a search for a member. Batches beyond the limit
+        // are found once their exclusions have ended.
         let restricted = self.restricted.iter().filter(|batch| may_be(batch)).take(MAX_SEARCHED);
         let restricted = restricted.filter_map(|batch| Some((*batch, self.find_member(self.batches.get(batch))?)));
         free.into_iter().chain(restricted.take(1)).min()
     }
 
-    /// Returns the index of the next member that has room and is not excluded from the batch.
+    /// Returns the index of the next member that has room and is not excluded from the batch. `None` stands for a
+    /// batch without exclusions.
     fn find_member(&self, batch: Option<&PendingBatch>) -> Option<usize> {
         let is_excluded = |id: &MemberId| batch.is_some_and(|pending| pending.excluded.contains_key(id));
         self.members.iter().position(|member| member.window() > 0 && !is_excluded(&member.id))
@@ -311,7 +318,8 @@ impl Dispatch {
         self.members.iter_mut().find(|member| member.id == id)
     }
 
-    /// Moves the member at this index, and the members before it, to the end of the turns.
+    /// Moves the member at `index`, and all members before it, to the end of the order of turns. Returns the id of the
+    /// member.
     fn take_turn(&mut self, index: usize) -> MemberId {
         let id = self.members[index].id;
         self.members.rotate_left(index + 1);
@@ -385,7 +393,7 @@ mod tests {
             dispatch.record_unread(A, unread);
             let (window, mut unread) = (dispatch.window(), unread);
             assert_eq!(window, 13 - unread);
-            // Like an outbox, takes batches until they contain this number of messages or more.
+            // Like an outbox, this loop takes batches until they contain `window` messages or more.
             for seq in (0..).take_while(|seq| u64::from(*seq) * 4 < window) {
                 let member = dispatch.next_member().expect("there is room");
                 dispatch.deliver(batch(seq), 4, member, now);
@@ -433,7 +441,7 @@ mod tests {
         let overdue = now + REDELIVER;
         dispatch.handle_timers(overdue);
         assert_eq!(next_redelivery(&mut dispatch, &[]), Some((batch(0), B)), "it was the turn of A");
-        // After a second of exclusion A gets the batch, because no other member has room.
+        // A second later A is no longer excluded, and gets the batch, because no other member has room.
         dispatch.deliver(batch(2), 5, B, overdue);
         assert_eq!(next_redelivery(&mut dispatch, &[]), None);
         assert_eq!(dispatch.next_timer(), Some(overdue + OVERDUE_EXCLUSION));

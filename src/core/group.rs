@@ -7,13 +7,15 @@ use std::sync::Arc;
 /// The maximum length of a name in bytes.
 pub const MAX_NAME_LENGTH: usize = 64;
 
-/// The maximum number of groups at a time, ephemeral groups included.
+/// The maximum number of groups that exist at a time. Ephemeral groups, which are deleted with their last subscriber,
+/// count too.
 pub const MAX_GROUPS: usize = 64;
 
-/// The prefix of generated names.
+/// The prefix of the names that are generated for ephemeral groups.
 const GENERATED: &str = "ephemeral-";
 
-/// The name of a consumer group: `[A-Za-z0-9_.-]{1,64}`. Its subscribers share one copy of every timeout batch.
+/// The name of a consumer group: `[A-Za-z0-9_.-]{1,64}`. Each group gets every timeout batch, and a batch is delivered
+/// to one subscriber of the group at a time.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupName(Arc<str>);
 
@@ -23,7 +25,8 @@ pub struct GroupName(Arc<str>);
 pub struct GroupNameError(String);
 
 impl GroupName {
-    /// The name of the group that always exists. It keeps batches that expire before the first subscriber connects.
+    /// The name of the group that always exists. Because this group exists, no batch is lost that is published
+    /// before the first subscriber connects.
     pub const DEFAULT: &str = "default";
 
     /// Returns the name of the default group.
@@ -36,7 +39,8 @@ impl GroupName {
         &*self.0 == GroupName::DEFAULT
     }
 
-    /// Generates a name for an ephemeral group. `process` is a number that distinguishes this process from others.
+    /// Generates a name for an ephemeral group. `process` distinguishes this process from others, and `subscriber`
+    /// distinguishes the subscribers of this process.
     pub fn generated(process: u32, subscriber: u64) -> GroupName {
         GroupName(Arc::from(format!("{GENERATED}{process:08x}-{subscriber}")))
     }

@@ -1,8 +1,9 @@
-//! A histogram of latencies. It exists here because the core uses no metrics crate.
+//! A histogram of latencies. The core uses no metrics crate, so it has this histogram of its own.
 
 use std::time::Duration;
 
-/// The upper bounds of the buckets in units of 100 µs, from 100 µs to 30 s. One more bucket counts longer latencies.
+/// The inclusive upper bounds of the buckets in units of 100 µs, from 100 µs to 30 s. One more bucket counts longer
+/// latencies.
 pub const LATENCY_BOUNDS: [u32; 20] = [
     1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 20_000, 50_000, 75_000, 100_000, 125_000,
     150_000, 300_000,
@@ -13,18 +14,20 @@ pub const STAMP_UNIT: Duration = Duration::from_micros(STAMP_MICROS);
 
 const STAMP_MICROS: u64 = 100;
 
-/// A moment, as a number of 100 µs units since some origin. The number wraps around after 119 hours.
+/// A moment, as the number of 100 µs units since an origin that the caller chooses. The number wraps around after 119
+/// hours.
 ///
 /// A stamp takes four bytes in every message in flight, where an `Instant` would take sixteen. Differences shorter
 /// than 119 hours are exact.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stamp(pub u32);
 
-/// The largest difference that counts as a duration. A larger difference means that the stamps are in reverse order,
-/// at most a minute apart.
+/// The largest difference of two stamps that counts as a duration. A larger difference is the wrapped result of stamps
+/// in reverse order, up to 60 s apart.
 const LONGEST: u32 = u32::MAX - 600_000;
 
-// A message is stamped when it is added, and is removed at most two revolutions later.
+// A message is stamped when it is added, and is removed at most two revolutions later. A revolution takes at most
+// `MAX_SLOTS` ticks of `MAX_TICK`.
 const _: () = assert!(
     2 * super::tick::MAX_SLOTS as u64 * super::tick::MAX_TICK.as_secs() <= LONGEST as u64 / 10_000,
     "a stamp must outlast the longest life of a message"
@@ -55,8 +58,8 @@ const PADDED: [u32; 32] = {
     padded
 };
 
-/// Returns the index of the bucket of a latency. This binary search has no branches, because a processor would
-/// mispredict half of them.
+/// Returns the index of the bucket of a latency. This binary search has no branches, because a processor would predict
+/// half of them wrongly.
 fn bucket(units: u32) -> usize {
     [16, 8, 4, 2, 1]
         .into_iter()
@@ -72,8 +75,8 @@ impl LatencyHistogram {
         self.sum_micros = self.sum_micros.saturating_add(micros.saturating_mul(times));
     }
 
-    /// Records the time from one stamp to another. The time counts as 0 if `later` is before `earlier`. This happens
-    /// between two threads, if one of them is delayed after it has read the clock.
+    /// Records the time from one stamp to another. The time counts as 0 if `later` is before `earlier`. This can
+    /// happen if one of two threads is delayed after it has read the clock.
     #[inline]
     pub fn record_between(&mut self, earlier: Stamp, later: Stamp) {
         let units = later.0.wrapping_sub(earlier.0);

@@ -1,5 +1,6 @@
-//! The leadership over a ring. This file has the contract of a lease, and the observations of a candidate for
-//! leadership.
+//! The leadership over a ring. The *leader* is the sidecar that moves the pointer of the ring, and it leads as long as
+//! it holds the *lease*. This file has the trait of a lease, and the observations of a *candidate*, which is a sidecar
+//! that may lead next.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,7 @@ use super::tick::Tick;
 pub enum Leadership {
     /// This sidecar leads.
     Leads {
-        /// The fencing token: it is larger for each new leader.
+        /// The fencing token, which is larger for each new leader.
         epoch: u64,
         /// When to call [`Lease::maintain`] again; `None` if no other sidecar can lead.
         renew_at: Option<Instant>,
@@ -28,11 +29,11 @@ pub enum Leadership {
 /// The leadership over one ring for a limited time.
 #[async_trait]
 pub trait Lease: Send + Sync {
-    /// Acquires or renews the lease at `now`. A leader can also hand the lease over to a sidecar that leads fewer
-    /// rings.
+    /// Acquires the lease if it is free, or renews it if this sidecar holds it. Instead of renewing, a leader can also
+    /// hand the lease over to a sidecar that leads fewer rings.
     async fn maintain(&self, now: Instant) -> Result<Leadership, Refusal>;
 
-    /// Releases the lease, so that another sidecar can lead at once. Succeeds if this sidecar does not hold the
+    /// Releases the lease, so that another sidecar can lead at once. Succeeds also if this sidecar does not hold the
     /// lease.
     async fn release(&self, now: Instant) -> Result<(), Refusal>;
 
@@ -41,25 +42,26 @@ pub trait Lease: Send + Sync {
     fn on_lease_free(&self, notify: Box<dyn Fn() + Send + Sync>);
 }
 
-/// The number of observations that a candidate makes within the duration of a lease.
+/// The average number of observations that a candidate makes within the duration of a lease.
 const LOOKS_PER_LEASE: u32 = 6;
 
-/// The observations of a candidate, timed by its own monotonic clock: the lease of another sidecar, and the pointer.
+/// The observations of a candidate: the lease of another sidecar, and the pointer. The monotonic clock of the
+/// candidate measures for how long each of them has not changed.
 ///
-/// A wall clock can be set. So it cannot show how long a lease is still valid, or how many ticks were missed. The
-/// candidate counts only time during which it observed the store and the store answered.
+/// A wall clock can be set. So it cannot show how long a lease is still valid, or how many ticks were missed. Only
+/// time counts in which the candidate observed the store and the store answered.
 #[derive(Debug)]
 pub(crate) struct Candidate {
     lease: Duration,
     session: u64,
-    /// The token and the renewal count of the last observed lease.
+    /// The token that identifies the holder, and the number of renewals, from the last observed lease.
     holder: Option<Observed<(String, String)>>,
-    /// The duration of the lease that the holder has.
+    /// The duration of the holder's lease.
     holders_lease: Duration,
     pointer: Option<Observed<PointerPosition>>,
 }
 
-/// The tick at which the pointer stands, and the time at which the pointer was due to move there.
+/// The tick at which the pointer stands, and the due time of the move to this tick.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PointerPosition {
     /// The tick at which the pointer stands.
@@ -80,7 +82,8 @@ pub(crate) struct Observed<T> {
 }
 
 impl<T: PartialEq> Observed<T> {
-    /// Records an observation at `now`. Returns for how long the value was observed without a change.
+    /// Records an observation at `now`. Returns for how long the value was observed without a change. `lease` is the
+    /// duration of a lease.
     pub(crate) fn record(observed: &mut Option<Observed<T>>, value: T, now: Instant, lease: Duration) -> Duration {
         let same = observed.as_ref().filter(|observed| observed.value == value);
         let watched = same.map_or(Duration::ZERO, |observed| observed.watched_until(now, lease));
@@ -99,22 +102,22 @@ impl Candidate {
         Candidate { lease, session: 0, holder: None, holders_lease: lease, pointer: None }
     }
 
-    /// Forgets all observations if the session with the store is new, because the candidate observed nothing between
-    /// the sessions.
+    /// Starts a session with the store. If the session is new, forgets all observations, because the candidate
+    /// observed nothing between the sessions.
     pub(crate) fn enter_session(&mut self, session: u64) {
         if self.session != session {
             *self = Candidate { session, ..Candidate::new(self.lease) };
         }
     }
 
-    /// Forgets the last holder, because this sidecar leads now.
+    /// Forgets the last holder. Must be called when this sidecar begins to lead.
     pub(crate) fn forget_holder(&mut self) {
         self.holder = None;
     }
 
-    /// Records an observation: the token and renewal count of another sidecar's lease, the duration of that lease,
-    /// and the pointer. `since_due_ms` is the time since the due time of the position, by the clock of the store. It
-    /// is negative if the due time is in the future. Returns whether the token is new.
+    /// Records an observation: the token and the number of renewals of another sidecar's lease, the duration of that
+    /// lease, and the pointer. `since_due_ms` is the time since `position.due_ms`, by the clock of the store. It is
+    /// negative if that time is in the future. Returns whether the token differs from the last observed token.
     pub(crate) fn observe(
         &mut self,
         holder: (String, String),
@@ -128,8 +131,8 @@ impl Candidate {
         Observed::record(&mut self.holder, holder, now, self.lease);
         Observed::record(&mut self.pointer, position, now, self.lease);
         if let Some(seen) = &mut self.pointer {
-            // Deadlines of adds count from the due time. The due time can be in the future, for example because the
-            // clock of the store was set back.
+            // The observed time must not begin before the due time, because deadlines count from the due time. The due
+            // time can be in the future, for example because the clock of the store was set back.
             let ms = Duration::from_millis(since_due_ms.unsigned_abs());
             let (since, until) = if since_due_ms < 0 { (Duration::ZERO, ms) } else { (ms, Duration::ZERO) };
             seen.watched = seen.watched.min(since);
@@ -138,9 +141,9 @@ impl Candidate {
         is_other
     }
 
-    /// Returns the holder if it is dead. A holder is dead if its lease has not changed for twice the duration of a
-    /// lease. The longer of two durations counts: that of the holder's lease and that of the candidate's. Such a
-    /// lease only persists if the clock of the store was set back.
+    /// Returns the holder if its lease has not changed for twice the duration of a lease. If the durations of the
+    /// holder and of this candidate differ, the longer one counts. Normally such a lease has expired long before. It
+    /// persists only if the clock of the store was set back.
     pub(crate) fn stalled_holder(&self, now: Instant) -> Option<(String, String)> {
         let seen = self.holder.as_ref()?;
         let watched = seen.watched_until(now, self.lease);
@@ -153,15 +156,15 @@ impl Candidate {
         Some((seen.value, seen.watched_until(now, self.lease)))
     }
 
-    /// Returns whether the last observation is recent. Only then does the candidate know whether the store answered
-    /// and a sidecar led.
+    /// Returns whether the last observation is at most half a lease old. If it is older, the candidate does not know
+    /// whether the store answered and a sidecar led since then.
     pub(crate) fn is_current(&self, now: Instant) -> bool {
         let is_recent = |seen: &Observed<_>| now.saturating_duration_since(seen.looked_at) <= self.lease / 2;
         self.pointer.as_ref().is_some_and(is_recent)
     }
 
-    /// Returns the time until the next observation. `random` spreads the candidates, so that they do not all observe
-    /// at the same time.
+    /// Returns the time until the next observation. `random` is a random number. It makes the candidates observe at
+    /// different times.
     pub(crate) fn retry_after(&self, random: u64) -> Duration {
         let look = self.lease / LOOKS_PER_LEASE;
         let spread = u32::try_from(random % 512).unwrap_or_default();
@@ -175,7 +178,7 @@ mod tests {
 
     const LEASE: Duration = Duration::from_secs(3);
 
-    /// A time since the due time that is longer than any observation.
+    /// A value for `since_due_ms` that is longer than any observation.
     const LONG_AGO: i64 = 1_000_000;
 
     fn at(tick: u64) -> PointerPosition {

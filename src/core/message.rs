@@ -1,4 +1,5 @@
-//! Messages in flight, and the outcomes of AddNewMsg and DelMsg.
+//! Messages, and the outcomes of the requests AddNewMsg and DelMsg. A message is *in flight* from its AddNewMsg until
+//! it is acknowledged or withdrawn by a DelMsg, or times out.
 
 use std::fmt;
 use std::num::ParseIntError;
@@ -6,18 +7,19 @@ use std::str::FromStr;
 
 use super::tick::Tick;
 
-/// The id of a message, chosen by the logic node. Any u64 is legal.
+/// The id of a message. The logic node, which is the server that pushes messages to clients, chooses it. Any u64 is
+/// legal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "sidecar", derive(serde::Serialize, serde::Deserialize))]
 pub struct MsgId(pub u64);
 
-/// The client that must acknowledge a message, ideally a session id that is never reused. It is 0 if the logic node
-/// named no client.
+/// The id of the client that must acknowledge a message, ideally a session id that is never reused. It is 0 if the
+/// logic node stated no client id.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "sidecar", derive(serde::Serialize, serde::Deserialize))]
 pub struct Client(pub u64);
 
-/// A message to one client: the pair of a message id and the client to which the message was pushed.
+/// A message to one client: the pair of a message id and the id of the client to which the message was pushed.
 ///
 /// If one `msg_id` is pushed to 500 members of a chat, that is 500 messages. Three devices of one user are 3
 /// messages.
@@ -26,12 +28,12 @@ pub struct Client(pub u64);
 pub struct Message {
     /// The id that the logic node chose for the message.
     pub msg_id: MsgId,
-    /// The client to which the message was pushed.
+    /// The id of the client to which the message was pushed.
     pub client: Client,
 }
 
 impl Message {
-    /// Returns the message with the id `msg_id` for `client`.
+    /// Returns the message with the id `msg_id` for the client with the id `client`.
     pub const fn new(msg_id: u64, client: u64) -> Message {
         Message { msg_id: MsgId(msg_id), client: Client(client) }
     }
@@ -49,7 +51,7 @@ impl From<(u64, u64)> for Message {
     }
 }
 
-/// Writes `msg_id` or `msg_id:client`, as on the command line.
+/// Writes `msg_id:client`, or only `msg_id` if the client id is 0. The command line uses the same form.
 impl fmt::Display for Message {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.client == Client(0) {
@@ -82,20 +84,22 @@ impl FromStr for Message {
 pub enum AddOutcome {
     /// The message was not in flight before.
     Added,
-    /// The message was in flight already. It got a new deadline and a new attempt.
+    /// The message was in flight already. It got a new deadline and a new attempt number.
     Rearmed,
 }
 
 /// The outcome of a DelMsg for one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DelOutcome {
-    /// The message was never added, is already acknowledged, or timed out more than one revolution ago.
+    /// The store does not know the message: it was never added, is already acknowledged or withdrawn, or timed out
+    /// more than one revolution of the ring ago.
     Unknown,
     /// The message was in flight and is now acknowledged.
     Acked,
-    /// The message timed out less than one revolution ago.
+    /// The message timed out at most one revolution of the ring ago. The memory store may forget such messages
+    /// earlier, and then answers `Unknown`.
     Late,
-    /// The message was in flight. It is removed without an acknowledgement, because its push failed at once.
+    /// The message was in flight and is now removed without an acknowledgement, because its push failed at once.
     Withdrawn,
 }
 
@@ -104,7 +108,7 @@ impl DelOutcome {
     pub const ALL: [DelOutcome; 4] =
         [DelOutcome::Unknown, DelOutcome::Acked, DelOutcome::Late, DelOutcome::Withdrawn];
 
-    /// Returns the word for the command line and the metrics label.
+    /// Returns the word that the command line prints and the metrics use as a label.
     pub const fn as_str(self) -> &'static str {
         match self {
             DelOutcome::Unknown => "unknown",
@@ -124,7 +128,8 @@ impl fmt::Display for DelOutcome {
 /// The answer to an AddNewMsg.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddNewMsgAnswer {
-    /// The deadline of the messages. If messages of several rings differ, this is the latest deadline.
+    /// The deadline of the messages. If they belong to several rings, their deadlines can differ, and this is the
+    /// latest.
     pub deadline: Tick,
     /// The outcome of each message, in the order of the request.
     pub outcomes: Vec<AddOutcome>,

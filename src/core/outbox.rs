@@ -1,11 +1,13 @@
-//! The contract of an outbox, which stores timeout batches until all groups have acknowledged them.
+//! The trait of an outbox, which stores timeout batches until all consumer groups have acknowledged them.
 //!
 //! # Invariants
 //!
-//! 1. For each group, a batch is in one of three states: available, taken or settled. Taking increments the delivery
-//!    count of the batch. Releasing makes the batch available again. Settling is final.
+//! 1. For each group, a batch is *available* (can be delivered), *taken* (delivered to a subscriber) or *settled*
+//!    (acknowledged). Taking a batch increments its delivery count. Releasing a taken batch makes it available again.
+//!    Settling is final.
 //! 2. Batches are taken in the order of their ticks, but released batches come first.
-//! 3. A batch is removed when all groups have settled it, or when retention drops it. Drops are counted.
+//! 3. A batch is removed when all groups have settled it, or when it is dropped because of a [`Retention`] limit.
+//!    Dropped batches are counted.
 
 use std::time::{Duration, Instant};
 
@@ -50,7 +52,7 @@ pub struct GroupBacklog {
     pub group: GroupName,
     /// Batches that the group has not acknowledged, taken batches included.
     pub batches: u64,
-    /// Batches that were delivered to the group and are not acknowledged.
+    /// Batches that were delivered to the group and that the group has not acknowledged.
     pub unacked: u64,
     /// The age of the oldest unacknowledged batch of the group; 0 without such a batch.
     pub oldest: Duration,
@@ -68,7 +70,7 @@ pub struct Backlog {
 /// The batches and groups that retention dropped.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dropped {
-    /// Messages in dropped batches, which not all groups had acknowledged.
+    /// The number of messages in the dropped batches. At least one group had not acknowledged these batches.
     pub ids: u64,
     /// The number of dropped batches.
     pub batches: u64,
@@ -88,8 +90,9 @@ pub struct Settled {
 }
 
 impl Settled {
-    /// Adds up the answers of all `parts`, such as rings. If a part refuses, the batches that others settled stay in
-    /// the sum.
+    /// Adds up the answers of several parts of a store. `parts` is the name of the parts in the text of a refusal,
+    /// such as `rings`. If some parts refuse, the sum contains the batches that the other parts settled. Refuses only
+    /// if no batch is settled.
     pub(crate) fn sum(answers: Vec<Result<Settled, Refusal>>, parts: &str) -> Result<Settled, Refusal> {
         let (mut sum, mut refusals, asked) = (Settled::default(), Vec::new(), answers.len());
         for answer in answers {
@@ -107,8 +110,8 @@ impl Settled {
 /// The queue of timeout batches for all groups.
 #[async_trait]
 pub trait Outbox: Send + Sync {
-    /// Creates a group if it does not exist, and returns whether the group is new. After a refusal the group may
-    /// exist in some of the rings. The caller then calls [`Outbox::leave_group`], unless the group has another
+    /// Creates a group if it does not exist, and returns whether the group is new. After a refusal the group may exist
+    /// in some of the rings. The caller must then call [`Outbox::leave_group`], unless the group has another
     /// subscriber on this sidecar.
     async fn open_group(&self, group: &GroupName, opening: GroupOptions, now: Instant) -> Result<bool, Refusal>;
 
@@ -117,7 +120,7 @@ pub trait Outbox: Send + Sync {
     async fn leave_group(&self, group: &GroupName) -> Result<(), Refusal>;
 
     /// Deletes a group with its backlog, and returns whether the group existed. Refuses if the group has subscribers
-    /// on other sidecars.
+    /// on other sidecars. The caller must check that the group has no subscriber on this sidecar.
     async fn delete_group(&self, group: &GroupName) -> Result<bool, Refusal>;
 
     /// Returns whether other sidecars take batches from this outbox too.
@@ -125,12 +128,13 @@ pub trait Outbox: Send + Sync {
         false
     }
 
-    /// Takes the next batches of a group until they contain `window` messages or more. The call may stop earlier.
-    /// Only an empty answer means that no batch is available.
+    /// Takes the next batches of a group until they contain `window` messages or more. The call may return fewer
+    /// batches. Only an empty answer shows that no batch is available.
     async fn take(&self, group: &GroupName, window: u64, now: Instant) -> Result<Vec<Delivery>, Refusal>;
 
-    /// Takes again batches of one ring that this sidecar took or lent before, at most [`MAX_RETAKEN`], in their
-    /// order. Leaves out batches that are settled, dropped, or taken by another sidecar.
+    /// Takes batches again that this sidecar took or lent before. All of them must belong to one ring, and at most
+    /// [`MAX_RETAKEN`] are allowed. Returns them in the order of `batches`. Leaves out batches that are settled,
+    /// dropped, or taken by another sidecar.
     async fn retake(&self, group: &GroupName, batches: &[BatchId], now: Instant)
     -> Result<Vec<Delivery>, Refusal>;
 
@@ -141,7 +145,8 @@ pub trait Outbox: Send + Sync {
     async fn release(&self, group: &GroupName, batches: &[BatchId]) -> Result<(), Refusal>;
 
     /// Makes taken batches available to other sidecars. On this sidecar [`Outbox::take`] skips these batches, and
-    /// [`Outbox::retake`] can take them. They stay lent until they are taken again, settled or released.
+    /// [`Outbox::retake`] can take them. They stay lent until they are taken again, settled or released. By default
+    /// this call releases them, which is enough if the outbox is not shared.
     async fn lend(&self, group: &GroupName, batches: &[BatchId]) -> Result<(), Refusal> {
         self.release(group, batches).await
     }

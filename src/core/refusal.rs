@@ -1,8 +1,9 @@
 //! Refusals: every reason for which ackwheel rejects a request or closes a connection.
 //!
-//! A refusal has a code, a sentence and a promise. The promise is one of two: nothing was applied, or the outcome is
-//! unknown and repeating the request is safe. The code is the `status` of an Error frame. Its word is the `reason`
-//! label of `ackwheel_refusals_total`. docs/PROTOCOL.md lists all codes.
+//! A refusal has a reason, and a sentence for the reader. Each reason has a code, a word and a promise. The code is
+//! the `status` of an Error frame of the protocol. The word is the `reason` label of the metric
+//! `ackwheel_refusals_total`. The promise is one of two: nothing was applied, or the outcome is unknown and repeating
+//! the request is safe. docs/PROTOCOL.md lists all codes.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -29,7 +30,7 @@ macro_rules! reasons {
             /// All reasons, in the order of their codes.
             pub const ALL: &[Reason] = &[$(Reason::$name,)+];
 
-            /// Returns the word for the metrics label and docs/PROTOCOL.md.
+            /// Returns the word that stands for the reason in the metrics and in docs/PROTOCOL.md.
             pub const fn as_str(self) -> &'static str {
                 match self { $(Reason::$name => $label,)+ }
             }
@@ -54,7 +55,7 @@ reasons! {
     HelloExpected = 3, "hello_expected", FINAL;
     /// No Hello arrived in time.
     HelloTimeout = 4, "hello_timeout", RETRYABLE;
-    /// Hello does not begin with the magic, or its body is malformed.
+    /// Hello does not begin with the magic bytes of the protocol, or its body is malformed.
     BadHello = 5, "bad_hello", FINAL;
     /// Server and client have no protocol version in common.
     UnsupportedVersion = 6, "unsupported_version", FINAL;
@@ -75,7 +76,7 @@ reasons! {
     MalformedRequest = 33, "malformed_request", FINAL;
     /// The frame has no message, or more messages than a frame may have.
     BadCount = 34, "bad_count", FINAL;
-    /// The ack timeout is longer than the ring.
+    /// The ack timeout has more ticks than the ring has slots.
     BadAckTimeout = 35, "bad_ack_timeout", FINAL;
     /// The text is not a group name, or it names the default group where that is not allowed.
     BadGroupName = 36, "bad_group_name", FINAL;
@@ -100,7 +101,7 @@ reasons! {
     StoreUnreachable = 66, "store_away", RETRYABLE;
     /// The store did not answer.
     StoreTimeout = 67, "store_silent", RETRYABLE;
-    /// The store is unreachable, and the limit of held acknowledgements is reached.
+    /// The store is unreachable, and as many acknowledgements as the limit allows already wait for it.
     MaxHeldAcks = 68, "max_held_acks", RETRYABLE;
 }
 
@@ -162,9 +163,10 @@ pub(crate) fn all_answers<T>(answers: Vec<Result<T, Refusal>>) -> Result<Vec<T>,
 /// Merges the refusals of several parts of a store, such as rings, into one. Returns `None` if there are no refusals.
 /// `asked` is the number of parts that were called, and `parts` is their name in the text.
 ///
-/// If only some parts refused, the request was applied in part, so the outcome is unknown. A refusal about the group
-/// is the exception: it is returned as it is. Repeating the request would not help then, and the caller undoes the
-/// applied parts.
+/// If all parts refused, returns one of their refusals: the first with an unknown outcome, or otherwise the first. If
+/// only some parts refused, the request was applied in part, so the outcome is unknown. A refusal about the group is
+/// the exception, and is returned as it is. Repeating the request would not help in this case, and the caller must
+/// undo the applied parts.
 #[cfg(feature = "sidecar")]
 pub(crate) fn merge_refusals(asked: usize, parts: &str, mut refusals: Vec<Refusal>) -> Option<Refusal> {
     let first = refusals.first()?;

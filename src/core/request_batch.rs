@@ -1,4 +1,5 @@
-//! A request batch: adds and dels that were read together from one connection, and their outcomes.
+//! A request batch: AddNewMsg and DelMsg requests (*adds* and *dels*) that were read together from one connection, and
+//! their outcomes.
 //!
 //! A ring may process the messages of a batch in any order. It keeps only the order of requests for the same message.
 
@@ -55,9 +56,10 @@ impl Outcome {
 pub enum Operation {
     /// AddNewMsg.
     Add {
-        /// The ack timeout in ticks, 1..=slots.
+        /// The ack timeout in ticks, from 1 to the number of slots. In a request that was just read, 0 stands for the
+        /// default.
         ack_timeout_ticks: u16,
-        /// The number of the attempt, which the timeout batch repeats.
+        /// The attempt number, which the timeout batch repeats.
         attempt: u8,
     },
     /// DelMsg.
@@ -91,7 +93,7 @@ impl Operation {
             Operation::Add { ack_timeout_ticks, .. } => (true, ack_timeout_ticks),
             Operation::Del { .. } => (false, 0),
         };
-        // A branch would be mispredicted often, because adds and dels arrive in no predictable order.
+        // A processor would often predict a branch wrongly, because adds and dels arrive in no predictable order.
         select_unpredictable(is_add, ticks, 0)
     }
 }
@@ -99,11 +101,11 @@ impl Operation {
 /// A request of a batch.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// The id that the answer repeats.
+    /// The id of the request, which the answer repeats.
     pub id: u64,
     /// The operation with its parameters.
     pub operation: Operation,
-    /// The deadline of the messages. It is set only if the request is an add that was applied.
+    /// The deadline of the messages. It is valid only if the request is an add that was applied.
     pub deadline: Tick,
     /// The refusal, if the request was refused.
     pub refusal: Option<Arc<Refusal>>,
@@ -133,7 +135,7 @@ pub struct RequestBatch {
     outcomes: Vec<Outcome>,
     /// The number of messages with each outcome.
     totals: [u64; OUTCOMES],
-    /// The times from add to Ack of acknowledged messages, late Acks included.
+    /// The times from add to Ack of acknowledged messages, including Acks that arrived after the timeout.
     pub ack_latency: LatencyHistogram,
 }
 
@@ -177,7 +179,7 @@ impl RequestBatch {
         self.requests.push(Request { id, operation, deadline: Tick(0), refusal: None, first, count: 1 });
     }
 
-    /// Appends a completed request with the outcome of each of its messages.
+    /// Appends a completed request with the outcome of each of its messages. The messages themselves are not stored.
     pub fn push_completed(
         &mut self,
         id: u64,
@@ -192,7 +194,7 @@ impl RequestBatch {
         self.last_request().deadline = deadline;
     }
 
-    /// Appends a refused request for `messages` messages.
+    /// Appends a refused request. `messages` is the number of its messages, which are not stored.
     pub fn push_refused(&mut self, id: u64, operation: Operation, messages: usize, refusal: Arc<Refusal>) {
         self.outcomes.resize(self.outcomes.len() + messages, Outcome::Unknown);
         self.push(id, operation, repeat_n(Message::default(), messages));
@@ -208,7 +210,7 @@ impl RequestBatch {
         }
     }
 
-    /// Resets all outcomes before the batch is processed.
+    /// Resets all outcomes, their totals and the latencies. Must be called before the batch is processed.
     pub fn open(&mut self) {
         self.outcomes.clear();
         self.outcomes.resize(self.messages.len(), Outcome::Unknown);
@@ -247,7 +249,7 @@ impl RequestBatch {
         self.totals[outcome as usize]
     }
 
-    /// Removes all requests. Frees the buffers if they have capacity for more than `most` messages.
+    /// Removes all requests. Frees the buffers if they have room for more than `most` messages.
     pub fn clear(&mut self, most: usize) {
         self.requests.clear();
         self.messages.clear();

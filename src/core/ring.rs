@@ -1,16 +1,18 @@
-//! The contract of a ring: requests, the pointer, and expiry.
+//! The trait of a ring, which applies requests to messages, moves the pointer from tick to tick, and expires ticks.
 //!
 //! # Invariants
 //!
 //! 1. A message that is accepted while tick `t` is due, with an ack timeout of `k` ticks, stays in flight until tick
-//!    `t + k` expires. See [`super::tick`]. A message leaves earlier if it is acknowledged, withdrawn or re-armed.
+//!    `t + k` expires. [`super::tick`] explains these terms. A message leaves earlier if it is acknowledged, withdrawn
+//!    or re-armed.
 //! 2. The operation that removes a message from the ring determines the outcome of the message. If a DelMsg and the
 //!    expiry race, exactly one of them wins.
-//! 3. An advance expires a tick. For one revolution after that, DelMsg answers `late` for the messages that were
-//!    still in flight. The counts, flags and batches of the tick no longer change.
+//! 3. A move of the pointer expires a tick. For one revolution after that, DelMsg answers `late` for the messages that
+//!    were still in flight. The counts, flags and batches of the tick no longer change.
 //! 4. The ring keeps an expired message until the message is published. It is published in exactly one batch of its
 //!    tick.
 //! 5. For each tick, `added = acked + timed_out`. A withdrawn message counts in none of the three. A re-armed message
+//!    counts only in the tick of its new deadline.
 //!    counts only in the tick of its new deadline.
 
 use std::sync::Arc;
@@ -26,7 +28,8 @@ use super::refusal::Refusal;
 use super::request_batch::RequestBatch;
 use super::tick::{Tick, Wheel};
 
-/// The id of a connection. A ring applies the requests of one connection in order, and lets connections take turns.
+/// The id of a connection. A ring applies the requests of one connection in their order, and serves connections in
+/// turns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ConnectionId(pub(crate) u64);
 
@@ -41,8 +44,8 @@ impl ConnectionId {
 /// The result of [`Ring::advance`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Advance {
-    /// The pointer did not move. Either the move is not due yet, or the pointer waits after a stall. Call again at
-    /// this time.
+    /// The pointer did not move. Either the move is not due yet, or the pointer waits after a stall. The caller must
+    /// call again at this time.
     Waiting(Instant),
     /// The pointer moved by one tick. The tick at which it stood before has expired.
     Moved {
@@ -56,14 +59,15 @@ pub enum Advance {
         /// When the next move is due.
         next: Instant,
     },
-    /// The pointer did not move, because another sidecar leads or the lease has expired. Maintain the lease again.
+    /// The pointer did not move, because another sidecar leads or the lease has expired. The caller must maintain the
+    /// lease again.
     Deposed,
 }
 
 /// The result of a call of [`Ring::publish_expired`]. A call does a bounded amount of work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PublishStep {
-    /// An expired tick with its final counts.
+    /// The expired tick whose final counts this step reports, with these counts.
     pub counted: Option<(Tick, TickCounts)>,
     /// The batch that this step put into the outbox.
     pub published: Option<Published>,
@@ -71,9 +75,10 @@ pub struct PublishStep {
     pub more: bool,
     /// Whether this step only reclaimed memory. The ticker pauses between such steps.
     pub reclaimed: bool,
-    /// Whether nothing was done, because another sidecar leads or the lease has expired. Maintain the lease again.
+    /// Whether nothing was done, because another sidecar leads or the lease has expired. The caller must then maintain
+    /// the lease again.
     pub deposed: bool,
-    /// If `counted` is set: the number of earlier ticks that were not completely published when this tick expired.
+    /// If `counted` is set: the number of earlier ticks whose work was not complete when this tick expired.
     pub behind: usize,
 }
 
@@ -112,20 +117,20 @@ pub struct RingStatus {
     /// Whether this sidecar leads the ring.
     #[serde(default)]
     pub leads: bool,
-    /// How long the next move of the pointer is overdue.
+    /// The time since the next move of the pointer was due; 0 if it is not due yet.
     #[serde(default)]
     pub pointer_lag_seconds: f64,
     /// The reason why this sidecar may not move the pointer although its store answers; absent if it may.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits: Option<String>,
-    /// Messages in flight, including those of the closing tick.
+    /// Messages in flight, including those of the closing tick. This is the tick at which the pointer stands.
     pub in_flight: u64,
     /// Messages in flight in each slot, without those of the closing tick.
     pub slots: Vec<u64>,
     /// Messages in flight in the closing tick. They can still be acknowledged.
     pub closing: u64,
-    /// The last ticks that this sidecar expired, oldest first, at most 60. The ticker records them; the ring leaves
-    /// this list empty.
+    /// The last ticks that this sidecar expired, oldest first, at most 60. The ticker fills this list;
+    /// [`Ring::status`] returns it empty.
     #[serde(default)]
     pub recent: Vec<TickReport>,
 }
@@ -135,13 +140,13 @@ pub struct RingStatus {
 pub struct TickReport {
     /// The number of the tick.
     pub tick: u64,
-    /// Messages whose final deadline was this tick, acknowledged or timed out.
+    /// Messages whose latest deadline is this tick, acknowledged or timed out.
     pub added: u64,
     /// Messages that were acknowledged in time.
     pub acked: u64,
     /// Messages that timed out.
     pub timed_out: u64,
-    /// Whether the tick is a storm: a fault on the server side is more likely than that many offline clients.
+    /// Whether the tick is a storm: see [`TickCounts::storm`].
     pub storm: bool,
 }
 
@@ -155,7 +160,7 @@ pub enum Submitted {
     Pending,
 }
 
-/// One wheel with its messages in flight.
+/// A wheel of slots with a pointer, and the messages in flight on it.
 #[async_trait]
 pub trait Ring: Send + Sync {
     /// Returns the number of slots and the length of a tick.
@@ -163,7 +168,7 @@ pub trait Ring: Send + Sync {
 
     /// Applies the requests of a batch. A request that was refused before the call completes with that refusal.
     ///
-    /// An AddNewMsg is applied to all of its messages or, if it is refused, to none. Requests that one connection
+    /// An AddNewMsg is applied to all of its messages or, if it is refused, to none. Requests that `connection`
     /// submits later are applied after these.
     fn submit(
         &self,
@@ -176,13 +181,14 @@ pub trait Ring: Send + Sync {
     /// Moves the pointer by one tick if the move is due. Only the ticker calls this.
     async fn advance(&self, now: Instant) -> Result<Advance, Refusal>;
 
-    /// Lists some messages of the closing tick before it expires, if the ring can do so. Returns whether there are
-    /// more to list.
+    /// Lists some messages of the tick that expires next, so that its batches are ready earlier. Returns whether there
+    /// are more to list. By default does nothing.
     fn prelist(&self) -> bool {
         false
     }
 
-    /// Does the next step of expiry: publishes expired messages to the outbox, and frees memory later.
+    /// Does the next step of the work for expired ticks: publishes their messages to the outbox, and later frees their
+    /// memory.
     async fn publish_expired(&self, now: Instant) -> Result<PublishStep, Refusal>;
 
     /// Refuses new messages from now on. Returns how the ring treats the messages in flight.

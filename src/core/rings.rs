@@ -1,7 +1,7 @@
 //! The rings of a store. This file determines the ring of a message, and submits requests to one ring or several.
 //!
-//! A ring is a complete wheel with its own pointer, lease and outbox. The ring of a message follows from a hash of
-//! its id and its client, so all sidecars of a store agree on the ring.
+//! A ring is a complete wheel with its own pointer, lease and outbox. A hash of the message id and the client id
+//! determines the ring of a message. So all sidecars of a store agree on the ring.
 //!
 //! ```text
 //!   submit ──▶ one ring: the batch as it is   ──▶ completed in the call, or later in the completions
@@ -25,10 +25,11 @@ use super::tick::Wheel;
 /// The largest number of rings of a store.
 pub const MAX_RINGS: u16 = 64;
 
-/// The first byte of a request id that stands for a part of a split request. Connections use lower ids.
+/// The highest byte of the request id of a part of a split request. Connections use ids below 2^63, whose highest byte
+/// is lower.
 const PART: u8 = 0x80;
 
-/// The number of messages for which a batch of [`PARTS`] keeps its memory.
+/// The maximum capacity, in messages, with which a batch of [`PARTS`] is kept for reuse. Larger buffers are freed.
 const MAX_KEPT_MESSAGES: usize = 4_096;
 
 thread_local! {
@@ -72,14 +73,14 @@ pub struct Requester {
     rings: Rings,
     connection: ConnectionId,
     completions: Arc<Completions>,
-    /// The pending requests whose messages belong to several rings, by number.
+    /// The pending requests whose messages belong to several rings, by the number in the ids of their parts.
     split: HashMap<u32, SplitRequest>,
     next_number: u32,
 }
 
 impl Requester {
-    /// Submits a batch: see [`super::ring::Ring::submit`]. The caller chooses request ids below 2^63 that differ from
-    /// those of all pending requests.
+    /// Submits a batch: see [`super::ring::Ring::submit`]. The caller must choose request ids below 2^63 that differ
+    /// from those of all pending requests.
     pub fn submit(&mut self, batch: &mut RequestBatch, now: Instant) -> Submitted {
         if let [ring] = &*self.rings.0 {
             return ring.submit(batch, self.connection, &self.completions, now);
@@ -103,7 +104,8 @@ impl Requester {
         Submitted::Pending
     }
 
-    /// Moves the completed requests into `completed`, which must be empty. If there are none, registers the waker.
+    /// Moves the completed requests into `completed`, which must be empty. If there are none, registers the waker of
+    /// `context` and returns `Pending`.
     pub fn poll(&mut self, context: &mut Context<'_>, completed: &mut RequestBatch) -> Poll<()> {
         if self.rings.0.len() == 1 {
             return self.completions.poll(context, completed);
@@ -147,7 +149,8 @@ impl Requester {
         }
     }
 
-    /// Moves completed requests from `taken` to `completed`. A split request follows when its last part is complete.
+    /// Moves completed requests from `taken` to `completed`. A split request is moved only when its last part is
+    /// complete.
     fn join(&mut self, taken: &RequestBatch, completed: &mut RequestBatch) {
         completed.ack_latency.add(&taken.ack_latency);
         for request in &taken.requests {
@@ -217,9 +220,9 @@ pub fn ring_of(message: Message, rings: u16) -> u16 {
     u16::try_from(hash % u64::from(rings)).expect("a remainder of a u16 fits a u16")
 }
 
-/// Mixes bits with the finalizer of splitmix64, so that each bit of the input affects each bit of the result. See
-/// Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014; the constants are those of
-/// Stafford's variant 13.
+/// Mixes the bits of a number with the finalizer of splitmix64, so that each bit of the input affects each bit of the
+/// result. See Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014; the constants are those
+/// of Stafford's variant 13.
 pub(crate) const fn mix(mut bits: u64) -> u64 {
     bits ^= bits >> 30;
     bits = bits.wrapping_mul(0xbf58_476d_1ce4_e5b9);

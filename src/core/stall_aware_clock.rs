@@ -1,18 +1,18 @@
-//! A monotonic clock that stops while this process is stalled.
+//! A monotonic clock that stops during a *stall*, which is a time in which this process does not run.
 //!
 //! A peer counts as gone after some time of silence, and a batch as overdue after some time without an
-//! acknowledgement. Time in which this process could not read must not count. Therefore the process reports regular
-//! beats, and the clock stops while beats are missing.
+//! acknowledgement. Time in which this process could not read must not count. Therefore the process calls
+//! [`StallAwareClock::beat`] regularly, and the clock leaves out times without a beat.
 
 use std::time::{Duration, Instant};
 
 /// The interval between two beats.
 pub const CLOCK_BEAT: Duration = Duration::from_millis(50);
 
-/// The limit for the time without a beat. A longer gap is a stall.
+/// The maximum time between two beats. A longer gap is a stall.
 pub const SHORTEST_STALL: Duration = Duration::from_millis(150);
 
-/// The time after a stall during which bytes that peers sent during the stall may still arrive.
+/// How long after a stall bytes may still arrive that peers sent during the stall.
 pub const WAKING_TIME: Duration = Duration::from_secs(1);
 
 const _: () = assert!(SHORTEST_STALL.as_millis() >= 2 * CLOCK_BEAT.as_millis(), "a single late beat is no stall");
@@ -32,7 +32,8 @@ impl StallAwareClock {
         StallAwareClock { last_beat: now, stalled: Duration::ZERO, woken: None }
     }
 
-    /// Records a beat: the process runs. Returns the length of the stall since the last beat, zero if there was none.
+    /// Records a beat, which shows that the process runs. Returns the length of the stall since the last beat, or zero
+    /// if there was none.
     pub fn beat(&mut self, now: Instant) -> Duration {
         let stalled = self.stalled_since_beat(now);
         self.stalled += stalled;
@@ -43,7 +44,7 @@ impl StallAwareClock {
         stalled
     }
 
-    /// Returns whether a stall has ended within the last [`WAKING_TIME`].
+    /// Returns whether a stall has ended within the last [`WAKING_TIME`], or is not followed by a beat yet.
     pub fn is_waking(&self, now: Instant) -> bool {
         let since = |woken| now.saturating_duration_since(woken) < WAKING_TIME;
         self.woken.is_some_and(since) || !self.stalled_since_beat(now).is_zero()

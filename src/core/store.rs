@@ -1,4 +1,4 @@
-//! The contract of a store: one or more rings, each with an outbox and a lease.
+//! The trait of a store, which has one or more rings, each with an outbox and a lease.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,7 +33,7 @@ pub struct RingParts {
     pub ring: Arc<dyn Ring>,
     /// The outbox for the timeout batches of the wheel.
     pub outbox: Arc<dyn Outbox>,
-    /// The lease of the sidecar that may move the pointer of the wheel.
+    /// The lease. The sidecar that holds it may move the pointer of the wheel.
     pub lease: Arc<dyn Lease>,
 }
 
@@ -49,6 +49,6 @@ pub trait Store: Send + Sync {
     /// Returns whether the store answers.
     fn is_up(&self) -> bool;
 
-    /// Saves the state after the last request, if the store can do so. Returns a sentence for the log.
+    /// Saves the state, if the store can do so. Must be called after the last request. Returns a sentence for the log.
     async fn close(&self, moment: Moment) -> Result<String, Refusal>;
 }

@@ -17,13 +17,13 @@
 //!                 |<--------- more than k ticks --------->|
 //! ```
 //!
-//! When the pointer reaches `t + k`, that tick is *closing*. Its slot is free for messages of the next revolution,
+//! When the pointer reaches `t + k`, that tick is *closing*. Messages of the next revolution may already use its slot,
 //! but its own messages can still be acknowledged. When the pointer moves on, the tick *expires*, and its messages
 //! that are still in flight time out. The add happens somewhere inside tick `t`. So the message times out more than
 //! `k` and at most `k + 1` tick lengths after the add.
 //!
-//! Most timing wheels expire a tick as soon as the pointer reaches it. There a message can time out after little more
-//! than `k - 1` tick lengths.
+//! Most timing wheels expire a tick as soon as the pointer reaches it. In such a wheel a message can time out after
+//! little more than `k - 1` tick lengths.
 //!
 //! Deadlines count from the tick that is due by the clock, not from the pointer. The pointer can lag behind the
 //! clock. A deadline that counts from a lagging pointer would come too early once the pointer has caught up.
@@ -59,7 +59,7 @@ impl fmt::Display for Tick {
 pub(crate) const MIN_SLOTS: u16 = 1;
 /// The largest possible number of slots: one hour at one tick per second.
 pub const MAX_SLOTS: u16 = 3_600;
-/// The shortest possible tick. Timers of the operating system can be late by a tenth of this time.
+/// The shortest possible tick. Timers of the operating system can be late by 1 ms, which is a tenth of this time.
 pub(crate) const MIN_TICK: Duration = Duration::from_millis(10);
 /// The longest possible tick.
 pub(crate) const MAX_TICK: Duration = Duration::from_secs(30);
@@ -103,7 +103,8 @@ impl Wheel {
         Ok(Wheel { slots, tick_length })
     }
 
-    /// Returns the number of slots. A revolution takes this number of ticks, and so does the default ack timeout.
+    /// Returns the number of slots. A revolution takes this number of ticks. The default ack timeout has the same
+    /// length.
     pub const fn slots(self) -> u16 {
         self.slots
     }
@@ -129,8 +130,8 @@ impl Wheel {
         (tick.0 % self.slots as u64) as usize
     }
 
-    /// Returns the deadline of a message that is accepted while tick `due` is due. The module documentation has a
-    /// drawing.
+    /// Returns the deadline of a message that is accepted while tick `due` is due. The drawing in the module
+    /// documentation explains it.
     pub fn deadline(self, due: Tick, ack_timeout_ticks: u16) -> Tick {
         debug_assert!(ack_timeout_ticks <= self.slots, "the store checks each request");
         due.plus(u64::from(ack_timeout_ticks))

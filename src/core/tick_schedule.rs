@@ -1,11 +1,12 @@
-//! The schedule of the pointer: when the pointer moves, and by how much a stall shifts all deadlines.
+//! The schedule of the pointer, which is the position of a ring: when the pointer moves to the next tick, and by how
+//! much a stall shifts all deadlines.
 //!
 //! The pointer moves once per tick, without drift. A late move is treated in one of two ways:
 //!
 //! - If the move is late by less than a tick, the pointer moves at once. The next move keeps its own due time.
 //! - If the move is late by a tick or more, the process or the machine was stalled. Acknowledgements that arrived
-//!   during the stall wait unread in the sockets. Therefore all deadlines are shifted by the whole missed ticks. The
-//!   next move is due one tick after the end of the stall.
+//!   during the stall wait unread in the sockets. Therefore the pointer does not make up the missed ticks, which
+//!   shifts all deadlines by the whole missed ticks. The next move is due one tick after the end of the stall.
 
 use std::time::{Duration, Instant};
 
@@ -44,7 +45,7 @@ impl TickSchedule {
         TickSchedule { tick_length, pointer, next_advance: now + tick_length, shifted: 0 }
     }
 
-    /// Delays the next move to one tick after `until`, so that clients can reconnect after a restart.
+    /// Delays the next move to one tick after `until`, so that clients of the sidecar can reconnect after a restart.
     #[inline]
     pub fn delay_until(&mut self, until: Instant) {
         self.next_advance = until + self.tick_length;
@@ -83,7 +84,7 @@ impl TickSchedule {
         DueAction::Shift { missed: u64::try_from(missed).unwrap_or(u64::MAX) }
     }
 
-    /// Moves the pointer by one tick. The next move is due one tick after the due time of this one. Returns the
+    /// Moves the pointer by one tick. The next move is due one tick after the due time of this move. Returns the
     /// number of ticks by which all deadlines were shifted since the last move.
     pub fn record_move(&mut self) -> u64 {
         self.pointer = self.pointer.plus(1);
@@ -91,7 +92,8 @@ impl TickSchedule {
         std::mem::take(&mut self.shifted)
     }
 
-    /// Shifts all deadlines by the missed ticks. Returns the due time of the next move: one tick after `now`.
+    /// Shifts all deadlines by `missed` ticks, without moving the pointer. Returns the due time of the next move: one
+    /// tick after `now`.
     pub fn shift(&mut self, missed: u64, now: Instant) -> Instant {
         self.shifted += missed;
         self.next_advance = now + self.tick_length;

@@ -1,4 +1,4 @@
-//! The messages of a request batch, sorted by shard.
+//! The messages of a request batch, sorted by shard. A *shard* is a part of the ring under a lock of its own.
 
 use std::hint::select_unpredictable;
 use std::ops::Range;
@@ -7,7 +7,7 @@ use super::entry::ShortTick;
 use super::table::{Hash, MAX_SHARD_BITS};
 use crate::core::{Message, Operation, Request, RequestBatch};
 
-/// A message of a request batch, with its operation. An item takes a quarter of a cache line.
+/// A message of a request batch, with its operation. An item takes 16 bytes, a quarter of a cache line.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Item {
     pub(super) hash: Hash,
@@ -31,8 +31,9 @@ impl PackedVerb {
     const DEL: u32 = 1 << 31;
     const WITHDRAW: u32 = 1;
 
-    /// Packs the operation of a request. Computes both forms and selects one without a branch, because adds and dels
-    /// arrive in no predictable order.
+    /// Packs the operation of a request. Computes the form of an add and that of a del, and selects one of them
+    /// without a branch. A processor would often predict a branch wrongly, because adds and dels arrive in no
+    /// predictable order.
     fn of(request: &Request) -> PackedVerb {
         let (is_add, attempt, withdraw) = match request.operation {
             Operation::Add { attempt, .. } => (true, attempt, false),
@@ -54,7 +55,7 @@ impl PackedVerb {
 /// The messages of a batch, sorted by shard. Within a shard the order of the batch remains.
 #[derive(Debug)]
 pub(super) struct BatchByShard {
-    /// The messages in the order of the batch. A ring with one shard uses only this list.
+    /// The messages in the order of the batch. If the ring has only one shard, only this list is used.
     arrived: Vec<Item>,
     /// The messages sorted by shard, if there are several shards.
     by_shard: Vec<Item>,
@@ -75,8 +76,8 @@ impl Default for BatchByShard {
 }
 
 impl BatchByShard {
-    /// Sorts the messages of `requests` into `1 << shard_bits` shards. The caller has set the deadlines of the
-    /// requests. Refused requests are left out.
+    /// Sorts the messages of `requests` into `1 << shard_bits` shards. Leaves out refused requests. The caller must
+    /// set the deadlines of the requests first.
     #[expect(clippy::cast_possible_truncation, reason = "a request batch ends far below 4 billion messages")]
     pub(super) fn sort(
         &mut self,
@@ -104,14 +105,14 @@ impl BatchByShard {
         }
     }
 
-    /// Copies the messages to the parts of their shards, by counting sort.
+    /// Sorts the messages of `arrived` into `by_shard`, by counting sort.
     fn scatter(&mut self) {
         self.ends = [0; MOST_SHARDS];
         for item in &self.arrived {
             self.ends[item.hash.shard(self.shard_bits)] += 1;
         }
-        // Each number is first the begin of its shard. It grows to the end of the shard while the messages are
-        // copied.
+        // Each element of `ends` is first the index at which its shard begins. It grows to the index at which the
+        // shard ends while the messages are copied.
         let mut begin = 0;
         for end in &mut self.ends[..1 << self.shard_bits] {
             begin += std::mem::replace(end, begin);
@@ -125,7 +126,7 @@ impl BatchByShard {
         }
     }
 
-    /// Returns the shards that have messages, each with its messages.
+    /// Returns the shards that have messages, each with its number and its messages.
     pub(super) fn groups(&self) -> impl Iterator<Item = (usize, &[Item])> {
         let items = if self.shard_bits == 0 { &self.arrived } else { &self.by_shard };
         let ends = &self.ends[..1 << self.shard_bits];

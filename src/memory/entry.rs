@@ -1,16 +1,16 @@
-//! The entry of a message in the table. It takes 24 bytes.
+//! The entry of a message in the table of messages. It takes 24 bytes.
 
 use crate::core::{MAX_SLOTS, Message, Stamp, Tick, TimedOut};
 
 /// The lowest sixteen bits of a tick near the pointer.
 ///
 /// The deadline of an entry is at most two revolutions away from the pointer. So sixteen bits identify its tick, even
-/// where they wrap around.
+/// when they wrap around.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ShortTick(pub(super) u16);
 
-// Sixteen bits cover a revolution before the pointer, a revolution after it, and the jump of a drain beyond the last
-// deadline.
+// Sixteen bits must cover a revolution before the pointer and a revolution after it. They must also cover the tick up
+// to which a drain expires all ticks, which is later than every deadline.
 const _: () = assert!(3 * (MAX_SLOTS as u32 + 8) < i16::MAX as u32, "sixteen bits must tell all ticks alive");
 
 impl ShortTick {
@@ -29,12 +29,13 @@ impl ShortTick {
         self.0.wrapping_sub(earlier.0)
     }
 
-    /// Returns the whole tick. `near` is any tick near it.
+    /// Returns the whole tick. `near` is any tick less than 32,768 ticks away.
     pub(super) const fn seen_from(self, near: Tick) -> Tick {
         Tick(near.0.wrapping_add_signed(self.distance_from(ShortTick::of(near)) as i64))
     }
 
-    /// Returns the lowest eight bits, by which a table is searched.
+    /// Returns the lowest eight bits. The table stores them apart from the entries, and a scan finds the entries of a
+    /// tick by them.
     #[expect(clippy::cast_possible_truncation, reason = "the lowest bits are what it keeps")]
     pub(super) const fn lowest(self) -> u8 {
         self.0 as u8
@@ -46,7 +47,7 @@ impl ShortTick {
     }
 }
 
-/// A message that is in flight, or that timed out less than a revolution ago.
+/// A message that is in flight, or that timed out less than one revolution ago.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     pub(super) message: Message,
@@ -63,9 +64,9 @@ const _: () = assert!(size_of::<Entry>() == 24, "memory per message is a promise
 pub(super) struct Marks(u8);
 
 impl Marks {
-    /// The message is listed: it is on the list from which the batches of its tick are made.
+    /// The message is *listed*: it is on the list from which the batches of its tick are made.
     pub(super) const LISTED: Marks = Marks(1);
-    /// A late Ack has arrived, and its latency was recorded.
+    /// An Ack has arrived after the timeout, and its latency was recorded.
     pub(super) const LATE_COUNTED: Marks = Marks(2);
 
     pub(super) const fn has(self, mark: Marks) -> bool {

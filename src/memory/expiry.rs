@@ -1,9 +1,10 @@
 //! Publishes the messages of expired ticks in batches, and removes them from memory a revolution later.
 //!
-//! A tick expires in one step, which also makes its counts final. Its unacknowledged messages are *listed*: put on
-//! the list from which the batches are made. Most of them are listed shortly before the expiry. After the expiry the
-//! messages are published, and a revolution later they are *forgotten*: removed from the table. All this takes many
-//! small steps, so that a tick of a million messages delays no request:
+//! A tick expires in one step, which also makes its counts final. Its unacknowledged messages are *listed*: put on the
+//! list from which the batches are made. Most of them are listed shortly before the expiry. After the expiry the
+//! messages are published, and a revolution later they are *forgotten*: removed from the table. Until then they are
+//! *remembered*, so that a DelMsg is answered `late`. All this takes many small steps, so that a tick of a million
+//! messages delays no request:
 //!
 //! ```text
 //!  prelisted ──▶ expired, counted ──▶ listed: shard by shard ──▶ published, batch by batch
@@ -11,10 +12,11 @@
 //!                                                        forgotten ◀───┘
 //! ```
 //!
-//! A message that is in flight shortly before its tick expires will hardly be acknowledged in time. So the scan for
-//! the tick begins before the expiry, and batches are ready when the tick expires. The messages listed early are the
-//! *prelist*. A prelisted message may still leave the tick, because it is acknowledged or added again. Its shard then
-//! records the message in `unlisted`, and no batch contains it.
+//! The ring consists of *shards*, each with a table of messages under a lock of its own. A scan visits all shards to
+//! list the messages of a tick. Messages that are in flight shortly before their tick expires are seldom acknowledged
+//! in time. So the scan begins before the expiry, and batches are ready when the tick expires. The messages listed
+//! early are the *prelist*. A prelisted message may still leave the tick, because it is acknowledged or added again.
+//! Its shard then records the message in `unlisted`, and no batch contains it.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -28,8 +30,9 @@ use crate::core::{
     BatchId, MAX_BATCH_MESSAGES, Message, PublishStep, Published, Tick, TickCounts, TimedOut, TimeoutBatch, Wheel,
 };
 
-/// The maximum number of messages in a prelist, which only the last step may exceed. Further messages are listed when
-/// their tick expires. The limit saves memory, because a prelisted message is in memory twice until it is published.
+/// The maximum number of messages in a prelist. Only the last step of prelisting may exceed it. Further messages are
+/// listed when their tick expires. The limit saves memory, because a prelisted message is in memory twice until it is
+/// published.
 const MAX_PRELISTED: usize = 16 * MAX_BATCH_MESSAGES;
 
 /// The expired ticks, and the work that is left to do for them.
@@ -39,10 +42,10 @@ pub(super) struct Expiry {
     /// The list of the tick that expires next, if prelisting has begun.
     pub(super) prelist: Option<TickList>,
     expired: VecDeque<ExpiredTick>,
-    /// The scan that lists the messages of all ticks of a drain. One scan for each tick would take much longer.
+    /// The scan of a drain, which expires all ticks at once and lists their messages. One scan for each tick would
+    /// take much longer.
     drain: Option<ScanPosition>,
-    /// Published ticks whose messages are remembered, so that a DelMsg is answered `late`. Each tick comes with its
-    /// number of messages.
+    /// Published ticks whose messages are remembered, each with the number of these messages.
     remembered: VecDeque<(Tick, u64)>,
     /// The number of messages in all remembered ticks.
     remembered_messages: u64,
@@ -76,7 +79,7 @@ impl Expiry {
     pub(super) fn push(&mut self, tick: Tick, counts: TickCounts, due_at: Instant, unlisted: Vec<Vec<Message>>) {
         let mut list = self.prelist.take_if(|list| list.tick == tick).unwrap_or_else(|| TickList::new(tick));
         list.unlisted.extend(unlisted.into_iter().flatten());
-        // The count includes remembered ticks that should have been forgotten before this tick expired. It is 0 for a
+        // `behind` includes remembered ticks that should have been forgotten before this tick expired. It is 0 for a
         // drain, which expires all ticks at once.
         let overdue = self.remembered.iter().take_while(|(of, _)| !self.wheel.is_late_known(*of, tick));
         let behind = if counts.drained { 0 } else { self.expired.len() + overdue.count() };
@@ -90,7 +93,7 @@ impl Expiry {
     /// Lists some messages of the tick that expires next. Returns whether there are more to list.
     pub(super) fn prelist(&mut self, tick: Tick, shards: &Shards) -> bool {
         let list = self.prelist.get_or_insert_with(|| TickList::new(tick));
-        // If the prelist is of another tick, that tick is expiring at this moment and `push` will take its list.
+        // If the prelist is of another tick, that tick is just expiring, and `push` will take its list.
         list.tick == tick && list.prelist(shards)
     }
 
@@ -105,7 +108,7 @@ impl Expiry {
         self.expired.iter().map(|expired| expired.counts.timed_out() - expired.published).sum()
     }
 
-    /// Does a step of expiry. Returns what was done, and whether there is more to do.
+    /// Does the next step of expiry. Returns its result, and whether there is more to do.
     pub(super) fn step(
         &mut self,
         shards: &Shards,
@@ -166,8 +169,8 @@ impl Expiry {
     }
 
     /// Removes a part of the messages that timed out a revolution ago. If more than `max_in_flight` messages are
-    /// remembered, the oldest are removed earlier. Otherwise short ack timeouts on a long ring would fill the memory.
-    /// Returns whether there was something to do.
+    /// remembered, removes the oldest of them earlier. Otherwise short ack timeouts on a long ring would fill the
+    /// memory. Returns whether there was something to remove.
     fn forget(&mut self, shards: &Shards, pointer: Tick) -> bool {
         let Some((tick, messages)) = self.remembered.front().copied() else { return false };
         let is_due = !self.wheel.is_late_known(tick, pointer);
@@ -182,8 +185,9 @@ impl Expiry {
         true
     }
 
-    /// Reclaims memory of sparse tables. Returns whether there may be more to reclaim. Does nothing during a prelist,
-    /// because its scan could miss entries that are moved: see [`Table::scan`](super::table::Table::scan).
+    /// Reclaims memory of sparse tables. Returns whether there may be more to reclaim. Does nothing while there is a
+    /// prelist, because the scan for the prelist could miss entries that are moved: see
+    /// [`Table::scan`](super::table::Table::scan).
     fn reclaim(&mut self, shards: &Shards) -> bool {
         if self.prelist.is_some() {
             return false;
@@ -239,7 +243,7 @@ impl ExpiredTick {
 pub(super) struct TickList {
     tick: Tick,
     position: ScanPosition,
-    /// The listed messages. All batches but the last are full.
+    /// The listed messages, in parts of the size of a batch. All parts but the last are full.
     batches: VecDeque<Vec<TimedOut>>,
     /// The messages that left the tick after they were listed.
     unlisted: HashSet<Message, RandomState>,
@@ -278,7 +282,7 @@ impl TickList {
         }
     }
 
-    /// Moves messages to `listed` until they fill a batch or no message is left.
+    /// Moves messages to `listed` until they fill a batch or no message is left. Leaves out unlisted messages.
     fn take(&mut self, listed: &mut Vec<TimedOut>) {
         while listed.len() < MAX_BATCH_MESSAGES {
             let Some(batch) = self.batches.pop_front() else { return };
@@ -341,8 +345,8 @@ pub(super) mod tests {
         assert_eq!(behind, [0, 0, 0, 0, 0, 1, 2, 0], "two ticks in a row had no time, and then there was enough");
     }
 
-    /// Measures what both scans of a tick take. docs/PERFORMANCE.md has its output, from which `EXPIRY_NS_A_MESSAGE`
-    /// follows.
+    /// Measures how long the two scans of a tick, for listing and for forgetting, take for each message.
+    /// `EXPIRY_NS_A_MESSAGE` in `options.rs` follows from the output.
     #[test]
     #[ignore = "it measures, for people"]
     fn what_both_passes_of_a_tick_take() {
@@ -467,8 +471,8 @@ pub(super) mod tests {
         assert!(room() < peak / 20, "room for {} of {peak} is kept", room());
     }
 
-    /// The first position of the pointer. A message that is added here with an ack timeout of one tick expires with
-    /// the next tick.
+    /// The tick at which the pointer stands first. A message that is added there with an ack timeout of one tick
+    /// expires with the next tick.
     const FIRST: Tick = Tick(7);
 
     struct Subject {
@@ -553,7 +557,7 @@ pub(super) mod tests {
         subject.del((0..in_tick).filter(|id| !id.is_multiple_of(4)), false);
         subject.advance();
         // The empty tick is complete after two steps. A third step would reclaim memory, and could move entries to
-        // segments that are already scanned.
+        // segments that the scan has already visited.
         let reported_and_done = [(); 2].map(|()| subject.ring.wheel.publish_expired(subject.now));
         assert!(reported_and_done.iter().all(|step| step.more && !step.reclaimed), "{reported_and_done:?}");
         let (mut new, mut steps) = (in_tick..in_tick + 3_000, 0);

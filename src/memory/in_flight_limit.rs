@@ -1,29 +1,31 @@
 //! Counts messages in flight, and keeps their number within `--max-in-flight` by reservations.
 //!
-//! Room is reserved for every message before the message is added, so the number never exceeds the limit. A request
-//! batch reserves in one of two ways:
+//! Room is reserved for every message before the message is added, so adds never bring the number above the limit.
+//! Only a restored state file can do so. A request batch reserves in one of two ways:
 //!
 //! - Far from the limit, the batch reserves room for all messages that it adds, in one step. Some of them may be in
-//!   flight already. So the batch returns the surplus when it is complete. Until then its reservation is
-//!   *provisional*.
+//!   flight already and need no room. So the batch returns the surplus when it is complete. Until then its reservation
+//!   is *provisional*.
 //! - Near the limit, the batch first finds out which messages are new. It then reserves room for exactly those.
 //!
-//! A full limit is certain only if no reservation is provisional. Therefore one atomic word contains both the number
-//! of messages and the number of provisional reservations.
+//! A provisional reservation may still return room. So it is certain that new messages do not fit only if no
+//! reservation is provisional. Therefore one atomic word contains both the number of messages and the number of
+//! provisional reservations.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// One provisional reservation in the word. The bits below count the messages in flight.
+/// One provisional reservation in the word. The lower 40 bits count the messages in flight.
 const PROVISIONAL: u64 = 1 << 40;
 
 /// The bits of the word that count the messages in flight, reservations included.
 const IN_FLIGHT: u64 = PROVISIONAL - 1;
 
-/// A provisional reservation must leave free the limit divided by this number, but at most [`MOST_MARGIN`] messages.
+/// The part of the limit that a provisional reservation must leave free, as a divisor. No more than [`MOST_MARGIN`]
+/// messages must stay free.
 const MARGIN_SHARE: u64 = 16;
 
-/// The largest number of messages that a provisional reservation must leave free: twice the messages that one read of
-/// a connection can bring.
+/// The maximum room that a provisional reservation must leave free. It is twice the number of messages that one read
+/// of a connection can bring.
 const MOST_MARGIN: u64 = 65_536;
 
 /// The number of messages in flight and its limit.
@@ -56,8 +58,8 @@ impl InFlightLimit {
         self.word.load(Ordering::Relaxed) & IN_FLIGHT
     }
 
-    /// Reserves room for this number of messages provisionally. Returns false if the limit is near.
-    /// [`InFlightLimit::settle`] ends the reservation.
+    /// Reserves room for this number of messages provisionally. Returns false if the limit is near. The caller must
+    /// end the reservation with [`InFlightLimit::settle`].
     #[inline]
     pub(super) fn reserve_provisionally(&self, messages: u64) -> bool {
         let reserve = |word: u64| {
@@ -67,8 +69,8 @@ impl InFlightLimit {
         self.word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, reserve).is_ok()
     }
 
-    /// Ends a provisional reservation for this number of messages. `change` is the change of the number of messages
-    /// in flight; a negative change wraps around.
+    /// Ends a provisional reservation for this number of messages. `change` is by how much the batch changed the
+    /// number of messages in flight; a negative change wraps around.
     #[inline]
     pub(super) fn settle(&self, messages: u64, change: u64) {
         self.word.fetch_add(change.wrapping_sub(messages).wrapping_sub(PROVISIONAL), Ordering::Relaxed);

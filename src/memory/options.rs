@@ -4,17 +4,17 @@ use std::time::Duration;
 
 use crate::core::{Retention, StormRule, Wheel};
 
-/// The time in ns that the two scans of an expired tick take for each message in flight, at most. docs/PERFORMANCE.md
-/// describes the measurement.
+/// The maximum time in ns that the two scans of an expired tick take for each message in flight. The ignored test
+/// `what_both_passes_of_a_tick_take` in `expiry.rs` measures it.
 const EXPIRY_NS_A_MESSAGE: u64 = 4;
 
-/// Returns how long expiring a tick takes, at most, with this number of messages in flight. With shorter ticks,
-/// expiry would fall behind.
+/// Returns the maximum time that expiring a tick takes if `in_flight` messages are in flight. If ticks are shorter,
+/// expiry falls behind.
 pub const fn expiry_time(in_flight: u64) -> Duration {
     Duration::from_nanos(in_flight.saturating_mul(EXPIRY_NS_A_MESSAGE))
 }
 
-/// Returns the largest number of messages in flight with which expiry keeps up with ticks of this length. This is the
+/// Returns the maximum number of messages in flight with which expiry keeps up with ticks of this length. This is the
 /// inverse of [`expiry_time`].
 pub fn most_kept(tick_length: Duration) -> u64 {
     u64::try_from(tick_length.as_nanos()).unwrap_or(u64::MAX) / EXPIRY_NS_A_MESSAGE
@@ -25,7 +25,7 @@ pub fn most_kept(tick_length: Duration) -> u64 {
 pub struct MemoryOptions {
     /// The dimensions of the ring.
     pub wheel: Wheel,
-    /// The limits for a storm.
+    /// The limits from which a tick counts as a storm.
     pub storm: StormRule,
     /// The limits of the outbox.
     pub retention: Retention,

@@ -33,29 +33,30 @@ pub(super) struct Queue {
     /// The number of messages in all batches.
     pub(super) ids: u64,
     pub(super) groups: HashMap<GroupName, Group>,
-    /// When the queue was restored from a state file. For some time after that, groups without a subscriber are not
-    /// dropped.
+    /// When the queue was restored from a state file. For [`RESTORED_FOR`] after that, groups without a subscriber are
+    /// not dropped.
     pub(super) restored_at: Option<Instant>,
 }
 
 /// The maximum number of batches in one `take`. The call occupies a thread, and publishing waits for its lock.
 const MOST_TAKEN: usize = 512;
 
-/// How long after a restart no group is dropped. If the retention time is shorter, the retention time counts.
+/// How long no group is dropped after a restart. If the retention time is shorter, the retention time counts.
 const RESTORED_FOR: Duration = Duration::from_secs(3_600);
 
 #[derive(Debug)]
 pub(super) struct Stored {
     pub(super) batch: Arc<TimeoutBatch>,
     pub(super) expired_at: Instant,
-    /// When this process began to offer the batch. Time in an earlier process does not count for retention.
+    /// When this process began to offer the batch. The retention time of the batch begins then, even if an earlier
+    /// process published it.
     pub(super) kept_since: Instant,
     /// The number of groups that have not settled the batch.
     pub(super) unsettled: usize,
 }
 
-/// The position of a group in the queue. The group has settled every batch before `next` that is neither in `taken`
-/// nor in `released`.
+/// The state of a group in the queue. The group has settled every batch before `next` that is neither in `taken` nor
+/// in `released`.
 #[derive(Debug)]
 pub(super) struct Group {
     /// The first position that the group has never taken.

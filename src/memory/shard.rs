@@ -1,8 +1,8 @@
-//! A shard: a part of the ring under one lock. It has a table of messages, and the counts of its messages for each
-//! tick.
+//! A shard: a part of the ring under one lock. It has a table of messages, and for each tick the counts of its
+//! messages.
 //!
-//! A message is changed only under the lock of its shard. So exactly one request or expiry takes the message out of
-//! flight and determines its outcome. The counts change together with the table, under the same lock.
+//! A message is changed only under the lock of its shard. So exactly one operation, a request or the expiry of a tick,
+//! determines the outcome of the message. The counts change together with the table, under the same lock.
 
 use std::ops::Range;
 
@@ -13,11 +13,12 @@ use super::entry::{Entry, Marks, ShortTick};
 use super::table::{Hash, Home, Table};
 use crate::core::{LatencyHistogram, Message, Outcome, RequestBatch, Stamp, Tick, TimedOut, Wheel};
 
-/// The number of messages that are prefetched together. This is twice the number of memory requests that a processor
-/// has in flight.
+/// The number of messages that are prefetched together. This is twice the number of cache misses that a processor
+/// handles at the same time.
 const FETCHED: usize = 64;
 
-/// The number of cells that a scan visits under one lock. It limits how long a request waits for the shard.
+/// The number of cells of the table that a scan visits before it unlocks the shard. It limits how long a request waits
+/// for the shard.
 const LOCKED_STEP: usize = 32 * 1_024;
 
 /// The position of the wheel while a request batch is processed.
@@ -25,9 +26,10 @@ const LOCKED_STEP: usize = 32 * 1_024;
 pub(super) struct Position {
     pub(super) wheel: Wheel,
     pub(super) pointer: Tick,
-    /// The index in [`Shard::ticks`] of the counts of the pointer's tick.
+    /// The index of the counts of the pointer's tick in [`Shard::ticks`].
     pub(super) pointer_index: usize,
-    /// Ticks before this one have expired. This is the pointer, or after a drain a tick beyond every deadline.
+    /// Ticks before this tick have expired. It is the tick of the pointer, or after a drain a tick later than every
+    /// deadline.
     pub(super) expired_below: Tick,
     /// The tick that is due by the clock.
     pub(super) due: Tick,
@@ -49,9 +51,9 @@ impl Position {
     }
 }
 
-/// Returns an upper bound for the number of ticks that can have messages in flight at a time. The first of them is
-/// the tick of the pointer. The tick due is at most one tick after that, and a deadline is at most one revolution
-/// after the tick due.
+/// Returns an upper bound for the number of ticks that can have messages in flight at a time. The first of them is the
+/// tick of the pointer. The tick that is due by the clock is at most one tick later. A deadline is at most one
+/// revolution after the tick that is due.
 pub(super) fn horizon(wheel: Wheel) -> u64 {
     u64::from(wheel.slots()) + 4
 }
@@ -75,12 +77,12 @@ pub(super) struct TickCount {
 #[derive(Debug)]
 pub(super) struct Shard {
     pub(super) table: Table,
-    /// The counts of each open tick, at its [`index`]. All other counts are 0.
+    /// The counts of each tick that has not expired, at its [`index`]. All other counts are 0.
     ticks: Box<[TickCount]>,
-    /// Messages that expired and were added again before they were listed. Listing still adds them to the batches of
-    /// their expired tick.
+    /// Messages that expired and were added again before they were listed for the batches of their expired tick.
+    /// [`Shard::list`] still lists them for that tick.
     overtaken: Vec<(ShortTick, TimedOut)>,
-    /// Messages that left the closing tick after they were listed. No batch of that tick may contain them.
+    /// Messages that left the tick of the pointer after they were listed. No batch of that tick may contain them.
     pub(super) unlisted: Vec<Message>,
 }
 
@@ -90,7 +92,7 @@ impl Shard {
         Shard { table: Table::new(hasher), ticks, overtaken: Vec::new(), unlisted: Vec::new() }
     }
 
-    /// Returns the counts of an open tick.
+    /// Returns the counts of a tick that has not expired.
     pub(super) fn of_tick(&mut self, tick: Tick, wheel: Wheel) -> &mut TickCount {
         &mut self.ticks[index(tick, wheel)]
     }
@@ -105,7 +107,7 @@ impl Shard {
         &mut self.ticks[if wraps { index - self.ticks.len() } else { index }]
     }
 
-    /// Returns the messages among `items` that are not in flight. A message can occur several times.
+    /// Returns the messages among `items` that are not in flight. It can return the same message several times.
     pub(super) fn new_messages<'a>(
         &'a mut self,
         items: &'a [Item],
@@ -187,7 +189,7 @@ impl Shard {
             if !position.is_remembered(entry) {
                 return Outcome::Unknown;
             }
-            // A withdrawal is not an Ack, so the latency waits for the Ack, which may still arrive.
+            // A withdrawal is not an Ack, so it records no latency. The Ack may still arrive.
             if !withdraw && !entry.marks.set(Marks::LATE_COUNTED) {
                 ack_latency.record_between(entry.added_at, position.now);
             }
@@ -208,7 +210,7 @@ impl Shard {
         Outcome::Acked
     }
 
-    /// Records that a message left its tick after it was listed.
+    /// Records that a listed message has left its tick.
     #[cold]
     fn unlist(&mut self, message: Message) {
         self.unlisted.push(message);
@@ -227,8 +229,9 @@ impl Shard {
         in_flight
     }
 
-    /// Lists and marks messages of `ticks`, which have expired or expire next, from segment `at` on. Calls `listed`
-    /// for each message, with the index of its tick in `ticks`. Returns whether all messages are listed.
+    /// Lists and marks messages of `ticks`, which have expired or expire next. Starts at segment `at` of the table,
+    /// and moves `at`. Calls `listed` for each message, with the index of its tick in `ticks`. Returns whether all
+    /// messages are listed.
     pub(super) fn list(
         &mut self,
         ticks: &Range<Tick>,
@@ -252,8 +255,8 @@ impl Shard {
         all
     }
 
-    /// Removes messages of an expired tick, so that DelMsg no longer answers `late` for them. Starts at segment `at`.
-    /// Returns whether all are removed.
+    /// Removes messages of an expired tick, so that DelMsg no longer answers `late` for them. Starts at segment `at`
+    /// of the table, and moves `at`. Returns whether all are removed.
     pub(super) fn forget(&mut self, tick: Tick, at: &mut usize) -> bool {
         let tick = ShortTick::of(tick);
         self.table.scan(at, LOCKED_STEP, Some(tick), |entry| entry.deadline != tick)

@@ -13,8 +13,8 @@ use crate::core::Tick;
 /// are not sorted.
 const SHARDS_PER_THREAD: usize = 4;
 
-/// The number of shards that one step of expiry locks, one after the other. A step takes a tenth of a millisecond, or
-/// more if it finds many messages.
+/// The number of shards that one step of expiry locks, one after the other. A step takes about a tenth of a
+/// millisecond, or more if it finds many messages.
 pub(super) const LOCKS_PER_STEP: usize = 4;
 
 /// The shards of a ring. Each has its own lock.
@@ -49,7 +49,7 @@ impl Shards {
         self.sum(|shard| *shard.of_tick(tick, self.options.wheel))
     }
 
-    /// Resets the counts of a tick that expires, and returns the sum over all shards.
+    /// Resets the counts of a tick that expires. Returns the old counts, summed over all shards.
     pub(super) fn take_counts(&self, tick: Tick) -> TickCount {
         self.sum(|shard| std::mem::take(shard.of_tick(tick, self.options.wheel)))
     }
@@ -71,8 +71,8 @@ impl Shards {
         self.list.iter().map(|shard| shard.lock().table.len).sum()
     }
 
-    /// Does a step of a scan: calls `visit` for the next shards, with the segment at which to continue. `visit`
-    /// returns whether its shard is complete. Returns false when no shard is left.
+    /// Does a step of a scan: calls `visit` for the next shards, with the segment of the shard at which to continue.
+    /// `visit` returns whether its shard is complete. Returns false when no shard is left.
     pub(super) fn scan(
         &self,
         position: &mut ScanPosition,
@@ -83,8 +83,8 @@ impl Shards {
 
     /// Visits the next shard of a scan. Returns false when no shard is left.
     ///
-    /// If another thread waits for the lock, the lock goes to that thread. Otherwise the next step would lock the
-    /// shard again before that thread wakes up.
+    /// If another thread waits for the lock of the shard, the lock goes to that thread. Otherwise the next step would
+    /// lock the shard again before that thread wakes up.
     pub(super) fn visit_next(
         &self,
         position: &mut ScanPosition,

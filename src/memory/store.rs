@@ -33,8 +33,8 @@ pub enum Recovery {
     Empty,
 }
 
-/// How long the pointer waits after a restart. In this time clients can connect again and send the acknowledgements
-/// that came during the restart.
+/// How long the pointer waits after a restart. In this time logic nodes can connect again and send the
+/// acknowledgements that they got during the restart.
 const RESTART_GRACE: Duration = Duration::from_secs(2);
 
 impl MemoryStore {
@@ -43,7 +43,7 @@ impl MemoryStore {
     /// # Errors
     ///
     /// Fails if the state file cannot be read, is damaged, or was written by a ring of other dimensions. Fails also
-    /// if another process uses the state file. An error leaves the file as it is.
+    /// if another process uses the state file. These errors do not change the file.
     pub fn open(
         options: MemoryOptions,
         state_file: Option<PathBuf>,
@@ -74,8 +74,8 @@ impl MemoryStore {
         Ok((MemoryStore { ring, parts }, recovery))
     }
 
-    /// Delays the next move to 2 s and a tick after `now`. Must be called when clients can connect to a restored
-    /// wheel, because no Ack could arrive before.
+    /// Delays the next move of the pointer to 2 s and a tick after `now`. Must be called when logic nodes can connect
+    /// to a restored ring, because no Ack could arrive before.
     pub fn wait_for_clients(&self, now: Instant) {
         self.ring.wheel.state.write().schedule.delay_until(now + RESTART_GRACE);
     }
@@ -121,7 +121,8 @@ pub struct MemoryRing {
 }
 
 impl MemoryRing {
-    /// Creates an empty ring that publishes its batches to `outbox`.
+    /// Creates an empty ring that publishes its batches to `outbox`. `start` is the epoch, and the tick at which the
+    /// pointer stands.
     pub fn new(options: MemoryOptions, start: (u64, Tick), outbox: Arc<MemoryOutbox>, now: Instant) -> MemoryRing {
         MemoryRing { wheel: Arc::new(MemoryWheel::new(options, start, outbox, now)), state_file: None }
     }
@@ -231,7 +232,8 @@ mod tests {
             threads: 1,
         };
         let ring = MemoryRing::new(options, (1, Tick(7)), outbox, start);
-        // The move is due at second 1. The ticker reads this time and is then delayed. An add arrives at second 2.5.
+        // The move is due at second 1. The ticker reads this time and is then delayed. An add arrives at second 2.5,
+        // before the ticker moves the pointer.
         let woken = start + TICK * 5 / 2;
         let request = AddNewMsg { messages: &[Message::new(1, 0)], ack_timeout_ticks: 1, attempt: 1 };
         let answer = ring.add_new_msg(request, woken).now_or_never().unwrap().unwrap();

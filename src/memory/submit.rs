@@ -1,4 +1,5 @@
-//! Completes request batches of adds and dels. The position of the wheel does not change within a batch.
+//! Completes request batches of adds (AddNewMsg) and dels (DelMsg). The position of the wheel does not change within a
+//! batch. [`super::in_flight_limit`] explains the reservations for the limit of messages in flight.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -61,8 +62,8 @@ impl MemoryWheel {
         }
     }
 
-    /// Completes the requests from index `from` on while no other batch is processed, so that no reservation is
-    /// provisional. This is rare: a batch must begin far from the limit, and other batches must reach the limit
+    /// Completes the requests from index `from` to the end while no other batch is processed, so that no reservation
+    /// is provisional. This is rare: another batch must have begun far from the limit, and the limit must be reached
     /// before that batch ends.
     fn complete_settled(&self, batch: &mut RequestBatch, from: usize, now: Instant) {
         let wheel_state = self.state.write();
@@ -75,9 +76,9 @@ impl MemoryWheel {
         debug_assert_eq!(done, batch.requests.len(), "no reservation is provisional");
     }
 
-    /// Completes the requests from index `from` on. Each AddNewMsg is completed by itself, because near the limit the
-    /// order matters. Returns the index of the first request that waits for a provisional reservation of another
-    /// batch, or the number of requests.
+    /// Completes the requests from index `from` to the end. Completes each AddNewMsg by itself, because near the limit
+    /// the order matters. Returns the index of the first request that must wait for a provisional reservation of
+    /// another batch, or the number of requests.
     fn complete_singly(&self, batch: &mut RequestBatch, from: usize, position: &Position) -> usize {
         let mut next = from;
         while next < batch.requests.len() {
@@ -99,7 +100,7 @@ impl MemoryWheel {
         next
     }
 
-    /// Completes an AddNewMsg if its new messages fit. Otherwise changes nothing.
+    /// Completes the AddNewMsg with index `number` if its new messages fit. Otherwise changes nothing.
     fn add_exactly(&self, batch: &mut RequestBatch, number: usize, position: &Position) -> Result<(), Shortage> {
         set_deadlines(&mut batch.requests[number..=number], position);
         let Some(new) = self.count_if_all_new(batch, number, position)? else {
@@ -112,8 +113,8 @@ impl MemoryWheel {
         Ok(())
     }
 
-    /// Returns the number of different messages of an AddNewMsg, or `None` if one of them is in flight. Fails if new
-    /// messages do not fit.
+    /// Returns the number of different messages of an AddNewMsg, or `None` if one of them is in flight. Fails if even
+    /// one new message does not fit.
     ///
     /// Locks one shard at a time, so that no other request waits for long.
     fn count_if_all_new(
@@ -129,7 +130,8 @@ impl MemoryWheel {
                 let before = messages.len();
                 messages.extend(self.shards.list[shard].lock().new_messages(items, batch, position));
                 if messages.len() > before {
-                    // This shard has at least one new message. The others may be repetitions of that message.
+                    // This shard has at least one new message. Its other new messages may be repetitions of that
+                    // message.
                     self.in_flight.check(1)?;
                 }
                 if messages.len() < before + items.len() {
@@ -143,8 +145,8 @@ impl MemoryWheel {
     /// Completes an AddNewMsg of which some messages are in flight, if its new messages fit. Otherwise changes
     /// nothing.
     ///
-    /// Locks all shards of the request at the same time, so that no message leaves before it is re-armed. Locks them
-    /// in ascending order. No other code locks a shard while it holds another shard.
+    /// Locks all shards of the request at the same time, so that no message is acknowledged or expires before it is
+    /// re-armed. Locks them in ascending order. No other code locks a shard while it holds another shard.
     fn add_and_rearm(&self, batch: &mut RequestBatch, number: usize, position: &Position) -> Result<(), Shortage> {
         BATCH_BY_SHARD.with_borrow_mut(|sorted| {
             self.sort(sorted, batch, number..number + 1);
@@ -182,8 +184,8 @@ impl MemoryWheel {
         let before = batch.in_flight_change();
         BATCH_BY_SHARD.with_borrow_mut(|sorted| {
             self.sort(sorted, batch, requests);
-            // Shards that other threads hold come last. Otherwise threads that wait for each other would meet again
-            // at the next shards.
+            // Shards that other threads have locked come last. Otherwise threads that visit the shards in the same
+            // order would wait for each other at every shard.
             let mut held = 0_u128;
             for (number, items) in sorted.groups() {
                 match self.shards.list[number].try_lock() {

@@ -2,19 +2,23 @@
 //!
 //! # Locks
 //!
-//! Messages are spread over [`Shards`] by a hash. The hash has a random key in each process, because clients choose
-//! the ids. A shard is a table under a lock, and a message is changed only under the lock of its shard. Another lock
-//! guards `state`, the [`WheelState`]. A request batch holds `state` for reading from begin to end, and an expiry
-//! holds it for writing. So each batch is processed completely before an expiry or completely after it:
+//! Messages are spread over [`Shards`] by a hash. The hash has a random key in each process, because logic nodes
+//! choose the ids. A shard is a table under a lock, and a message is changed only under the lock of its shard. Another
+//! lock guards `state`, the [`WheelState`]. A request batch holds `state` for reading from begin to end, and an expiry
+//! holds it for writing. So each batch is processed completely before an expiry or completely after it.
+//!
+//! A message is *listed* when it is put on the list from which the batches of its tick are made. Listing before the
+//! expiry is called prelisting. A listed message that leaves its tick is unlisted. A tick is *forgotten* when its
+//! messages are removed from the table.
 //!
 //! | action | holds `state` | then, under the lock of the shard |
 //! |---|---|---|
 //! | add | reading | insert the entry; count it in its tick |
 //! | del | reading | if the entry is there and not expired: remove it, count it |
-//! | prelist tick D, step by step | – | list and mark each entry of this deadline; unlist a message that leaves |
-//! | expire tick D | writing | take the counts of D from every shard: they are final |
-//! | list D, step by step | – | list and mark each entry of this deadline |
-//! | forget D, step by step | – | remove each entry of this deadline |
+//! | prelist a tick, step by step | – | list and mark each entry of the tick; unlist a message that leaves it |
+//! | expire a tick | writing | take the counts of the tick from every shard: they are final |
+//! | list a tick, step by step | – | list and mark each entry of the tick that is not marked |
+//! | forget a tick, step by step | – | remove each entry of the tick |
 //!
 //! A message that has expired but is not yet listed can be added again. The shard then keeps the expired message in
 //! `overtaken` until the tick is listed. After the expiry an entry stays for one revolution, so that a DelMsg is
@@ -41,11 +45,12 @@ use crate::core::{Advance, DrainOutcome, DueAction, PublishStep, Reason, Refusal
 #[derive(Debug)]
 pub(super) struct WheelState {
     pub(super) schedule: TickSchedule,
-    /// Ticks before this one have expired. This is the pointer, or after a drain a tick beyond every deadline.
+    /// Ticks before this tick have expired. It is the tick of the pointer, or after a drain a tick later than every
+    /// deadline.
     pub(super) expired_below: Tick,
-    /// Whether new messages are refused.
+    /// Whether a drain has begun, which prepares the end of the process. New messages are then refused.
     pub(super) draining: bool,
-    /// Whether a drain has expired all ticks. Then no message is in flight.
+    /// Whether a drain has expired all ticks, so that no message is in flight any more.
     pub(super) all_expired: bool,
     /// Whether all messages are saved for the next start. Then requests are refused, because changes would be lost.
     pub(super) saved: bool,
@@ -131,9 +136,9 @@ impl MemoryWheel {
         self.latest_ns.fetch_max(u64::try_from(elapsed).unwrap_or(u64::MAX), Ordering::SeqCst);
     }
 
-    /// Moves the pointer if the move is due. The later of two times counts: `now`, and the latest time of any add.
-    /// The ticker can be delayed after it has read the clock. An add may then see a stall that `now` does not show,
-    /// and its deadline relies on the shift.
+    /// Moves the pointer if the move is due. The later of two times counts: `now`, and the latest time of any add. The
+    /// reason is that the ticker can be delayed after it has read the clock. An add may then see a stall that `now`
+    /// does not show. Its deadline is only right if this call shifts all deadlines for that stall.
     pub(super) fn advance(&self, now: Instant) -> Advance {
         let mut state = self.state.write();
         let latest = self.origin + Duration::from_nanos(self.latest_ns.load(Ordering::SeqCst));
@@ -163,8 +168,8 @@ impl MemoryWheel {
         DrainOutcome::Published
     }
 
-    /// Expires ticks. The caller has locked `state` for writing. So no request is processed, and the counts of the
-    /// ticks are final. After that DelMsg answers `late` for the messages that were still in flight.
+    /// Expires `ticks`. The caller has locked `state` for writing, so no request is processed, and the counts of the
+    /// ticks are final. After this call DelMsg answers `late` for the messages that were still in flight.
     fn expire(
         &self,
         mut state: RwLockWriteGuard<'_, WheelState>,

@@ -1,8 +1,9 @@
-//! The ticker of a ring, which moves the pointer. Nothing else calls `advance`.
+//! The ticker of a ring, which moves the pointer from tick to tick. Each move expires a tick: its unacknowledged
+//! messages time out. Nothing else calls `Ring::advance`.
 //!
 //! Each ring has one ticker, which is one task. The ticker maintains the lease and moves the pointer. Before each
-//! move, the connections read their sockets (`read_barrier`). Between the moves, the ticker publishes expired
-//! messages to the outbox in small steps.
+//! move, the ticker makes the connections read their sockets (`read_barrier`), so that Acks that have arrived count.
+//! Between the moves, the ticker publishes expired messages to the outbox in small steps.
 
 pub(crate) mod precise_timer;
 pub(crate) mod read_barrier;
@@ -27,7 +28,7 @@ use crate::metrics::Metrics;
 /// The liveness limit. The process is live if the loop of each ticker ran within this time.
 pub const LIVENESS: Duration = Duration::from_secs(5);
 
-/// The number of expired ticks that are kept for `/status`: a minute of the default tick, which is four default
+/// The number of expired ticks that are kept for `/status`. With the default wheel, this is a minute, or four
 /// revolutions.
 pub const RECENT_TICKS: usize = 60;
 
@@ -46,9 +47,9 @@ pub struct Ticker {
     last_epoch: Option<u64>,
     /// When to maintain the lease again; `None` if no other sidecar can lead.
     next_lease_call: Option<Instant>,
-    /// When the next move is due, as far as the ticker knows.
+    /// When to call `Ring::advance` next.
     next_advance: Instant,
-    /// When steps resume after a refusal of the store.
+    /// When the ticker goes on after a refusal of the store.
     resume_at: Instant,
     /// When the last read barrier ended.
     read_at: Option<Instant>,
@@ -56,16 +57,17 @@ pub struct Ticker {
     read_timed_out: bool,
     /// Whether there may be expired messages to publish, or memory to reclaim.
     expiring: bool,
-    /// Whether prelisting is complete for the next move.
+    /// Whether the ring has listed all messages that it lists before the next move.
     prelisted: bool,
-    /// The time spent on reclaiming memory and prelisting since the last pause.
+    /// The time spent on reclaiming memory and on listing messages before a move, since the last pause.
     reclaim_time: Duration,
 }
 
 /// The role of this sidecar for the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
-    /// The role is unknown: the lease has not answered yet, or lease and ring disagreed.
+    /// The role is unknown. Either the lease has not answered yet, or the lease says that this sidecar leads and the
+    /// ring says that it does not.
     Unknown,
     /// This sidecar leads, and no other sidecar can lead.
     SoleLeader,
@@ -125,7 +127,8 @@ impl Ticker {
             self.beat();
             let wait = self.turn().await;
             if wait.is_zero() {
-                // A drain does not wait until all messages of a large tick are published.
+                // Looks for a drain here too, so that the drain does not wait until all messages of a large tick are
+                // published.
                 if let Ok(reply) = self.drains.try_recv() {
                     self.drain_and_reply(reply).await;
                 }
@@ -169,7 +172,7 @@ impl Ticker {
         Ok(handover)
     }
 
-    /// Releases the lease, if other sidecars can lead, so that the next leader misses no tick.
+    /// Releases the lease, if other sidecars can lead, so that the next leader can begin at once and misses no tick.
     async fn resign(&mut self) {
         if self.role == Role::SoleLeader {
             return;
@@ -227,9 +230,9 @@ impl TickerHandle {
         self.recent_ticks.lock().iter().copied().collect()
     }
 
-    /// Makes the ring refuse new messages, and waits for the end of the drain. If the store does not keep the
-    /// messages in flight, all of them are then in the outbox. If the store keeps them and is shared, the lease is
-    /// then released, so that another sidecar can lead at once.
+    /// Makes the ring refuse new messages, and waits for the end of the drain. If the store does not keep the messages
+    /// in flight, all of them are in the outbox at the end. If the store keeps them and is shared, the lease is
+    /// released at the end, so that another sidecar can lead at once.
     ///
     /// # Errors
     ///

@@ -19,7 +19,7 @@ enum Kind {
 }
 
 impl PreciseTimer {
-    /// Creates a timer of the kernel, or a timer of the runtime if the system has no such timer.
+    /// Creates a timer of the kernel, or a timer of the runtime if the system has no such kernel timer.
     ///
     /// # Panics
     ///
@@ -41,7 +41,8 @@ impl PreciseTimer {
         PreciseTimer(Kind::Runtime(Box::pin(tokio::time::sleep(Duration::ZERO)), Duration::ZERO))
     }
 
-    /// Sets the first time at which [`PreciseTimer::poll`] is ready, and the period after which it is ready again.
+    /// Sets the first time at which [`PreciseTimer::poll`] is ready, and the period after which it is ready again. A
+    /// period of zero is for a single wait.
     pub fn set_every(&mut self, now: Instant, first: Instant, period: Duration) {
         let wait = first.saturating_duration_since(now);
         match &mut self.0 {
@@ -115,9 +116,9 @@ mod linux {
 
         pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
             loop {
-                // The I/O driver of the runtime has ended, so no event will come any more.
+                // This fails only if the I/O driver of the runtime has ended. No event will come any more.
                 let Ok(mut ready) = ready!(self.0.poll_read_ready(context)) else { return Poll::Ready(()) };
-                // The read would block if the timer was set again after it fired.
+                // The read would block if the timer was set to another time after it fired.
                 if ready.try_io(|timer| Ok(rustix::io::read(timer, &mut [0; 8])?)).is_ok() {
                     // The read took all expirations so far. A later expiration is a new event, which this call does
                     // not clear.

@@ -9,10 +9,11 @@ use tracing::{error, warn};
 use crate::core::{LatencyHistogram, PublishStep, Refusal, Ring, Tick, TickCounts};
 use crate::metrics::Metrics;
 
-/// How long expiry must be behind at every tick before this is logged. A single large tick is not logged.
+/// How long expiry must be behind at every tick before a warning is logged. Expiry is behind if the work for
+/// earlier ticks is not complete when a tick expires. A single large tick causes no warning.
 const BEHIND_FOR: Duration = Duration::from_secs(1);
 
-/// How long a store must answer without a refusal before it counts as recovered, or two ticks if that is longer.
+/// How long a store must not refuse before it counts as recovered, or two ticks if that is longer.
 const CALM: Duration = Duration::from_secs(2);
 
 /// Counts and logs the events of a ticker.
@@ -113,7 +114,8 @@ impl Reports {
     }
 }
 
-/// Records by how many ticks expiry is behind. Returns whether it has been behind for at least [`BEHIND_FOR`].
+/// Updates `since`, the time since which expiry is behind; `ticks` is by how many ticks. Returns whether expiry has
+/// been behind for at least [`BEHIND_FOR`].
 fn is_behind_for_long(since: &mut Option<Instant>, ticks: usize, now: Instant) -> bool {
     if ticks == 0 {
         *since = None;

@@ -35,9 +35,9 @@ struct Script {
     start: Instant,
     /// All calls so far, each with its time since the start.
     calls: Mutex<Vec<(Call, Duration)>>,
-    /// The next answers of the lease. The last answer is repeated.
+    /// The next answers of the lease. The last answer is repeated without end.
     leadership: Mutex<VecDeque<Leadership>>,
-    /// How often the lease refuses before it gives these answers.
+    /// How often the lease refuses before it gives the answers in `leadership`.
     refusals: Mutex<u32>,
     /// The answers to the next advances. After these, each advance moves the pointer on time.
     advances: Mutex<VecDeque<Advance>>,

@@ -13,22 +13,24 @@ use crate::core::{Advance, CLOCK_BEAT, Leadership, PublishStep, Refusal};
 /// The pause after a refusal of the store.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// The maximum time that a move or a drain waits for the connections to read, or half a tick if that is less. A move
-/// that is late by a whole tick would count as a stall. A second wait for the same move takes at most an eighth of
-/// this time.
+/// The maximum time that a move or a drain waits for the connections to read, or half a tick if that is less. The
+/// limit is below a tick, because a move that is late by a whole tick counts as a stall. A second wait for the same
+/// move takes at most an eighth of this time.
 const READ_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long before a move the connections are asked to read, or an eighth of a tick if that is less.
 const READ_AHEAD: Duration = Duration::from_millis(3);
 
-/// How long before the read barrier the ring begins to list the messages of the closing tick. Listing a million
-/// messages takes up to 1 ms, and the pauses take four times as long. So there is time for twenty million messages.
+/// How long before the read barrier the ring begins to list the messages of the tick that expires next. Listing a
+/// million messages takes up to 1 ms, and the pauses take four times as long. So there is time for twenty million
+/// messages.
 const PRELIST_AHEAD: Duration = Duration::from_millis(100);
 
-/// How long memory is reclaimed without a pause. A single step may take longer.
+/// How long the ticker reclaims memory, or lists messages before a move, without a pause. A single step may take
+/// longer.
 const RECLAIM_BURST: Duration = Duration::from_micros(100);
 
-/// The pause after such a burst, as a multiple of the length of the burst. Without pauses, on a machine with busy
+/// The length of the pause after that, as a multiple of the time that was used. Without pauses, on a machine with busy
 /// processors, a batch might be sent only after all memory is reclaimed.
 const RECLAIM_PAUSES: u32 = 4;
 
@@ -109,8 +111,8 @@ impl Ticker {
                     self.expiring = true;
                     self.next_advance = now;
                 } else if self.role == Role::Follower {
-                    // The ring says that this sidecar does not lead, but the lease says that it does. Ask again after
-                    // a pause.
+                    // The ring says that this sidecar does not lead, but the lease says that it does. The lease is
+                    // maintained again after a pause.
                     self.role = Role::Unknown;
                     self.next_lease_call = Some(now + RETRY);
                     return Ok(Some(RETRY));
@@ -131,14 +133,15 @@ impl Ticker {
         }
     }
 
-    /// Becomes a follower because the ring says that this sidecar does not lead. The lease is maintained at once.
+    /// Becomes a follower because the ring says that this sidecar does not lead. The next step maintains the lease at
+    /// once.
     fn follow(&mut self) {
         self.role = Role::Follower;
         self.next_lease_call = Some(self.clock.now());
     }
 
     async fn advance(&mut self) -> Result<(), Refusal> {
-        // Waits even if the move is not late. A stall may end at the due time of the move, and then Acks wait unread
+        // Waits even if the move is not late. A stall may end just when the move is due, and then Acks wait unread
         // too.
         if !self.has_read(self.clock.now()) {
             self.wait_until_read().await;
@@ -169,8 +172,8 @@ impl Ticker {
         Ok(step)
     }
 
-    /// Lists messages of the closing tick before it expires, if it is time to do so. The next move or read barrier is
-    /// due after `wait`. Returns how long to wait before the next step.
+    /// Lists messages of the tick that expires next, if it is time to do so. The next move or read barrier is due
+    /// after `wait`. Returns how long to wait before the next step.
     fn prelist(&mut self, wait: Duration) -> Duration {
         if self.prelisted {
             return wait;
@@ -190,7 +193,7 @@ impl Ticker {
         READ_AHEAD.min(self.parts.ring.wheel().tick_length() / 8)
     }
 
-    /// Returns whether the last read barrier ended a moment ago.
+    /// Returns whether the last read barrier ended less than twice [`Ticker::read_ahead`] ago.
     fn has_read(&self, now: Instant) -> bool {
         self.read_at.is_some_and(|read_at| now.saturating_duration_since(read_at) < self.read_ahead() * 2)
     }
@@ -199,7 +202,8 @@ impl Ticker {
     pub(super) async fn wait_until_read(&mut self) {
         let tick_length = self.parts.ring.wheel().tick_length();
         let begun = self.clock.now();
-        // Slow connections have already used their time for this move. The other connections need only a moment.
+        // If the last wait for this move ended by its timeout, slow connections have used their time. The other
+        // connections need only a moment.
         let is_recent = |read_at| begun.saturating_duration_since(read_at) < tick_length / 4;
         let is_again = self.read_timed_out && self.read_at.is_some_and(is_recent);
         let mut timeout = READ_TIMEOUT.min(tick_length / 2) / if is_again { 8 } else { 1 };
@@ -222,8 +226,8 @@ impl Ticker {
     }
 }
 
-/// Returns the pause after a step that took this long. `reclaim_time` is the duration of all steps since the last
-/// pause.
+/// Adds `took`, the duration of a step, to `reclaim_time`, which is the duration of all steps since the last pause.
+/// Returns the pause that is now necessary: zero if `reclaim_time` is below [`RECLAIM_BURST`].
 fn pause_after(took: Duration, reclaim_time: &mut Duration) -> Duration {
     *reclaim_time += took;
     if *reclaim_time < RECLAIM_BURST { Duration::ZERO } else { mem::take(reclaim_time) * RECLAIM_PAUSES }

@@ -1,15 +1,15 @@
 //! The state file, which keeps the content of a memory store across a planned restart.
 //!
-//! Layout: the magic, the CRC-32 of the body (u32), the length of the body (u64), and the body. Numbers are
-//! little-endian. The body is [`Saved`] in postcard.
+//! Layout: the magic bytes, the CRC-32 of the body (u32), the length of the body (u64), and the body. Numbers are
+//! little-endian. The body is [`Saved`] in the postcard format.
 //!
 //! - The state is written to a new file in the same folder, synced and renamed. So the state file is complete or does
 //!   not exist.
-//! - The state file is removed after it is restored, so that a later crash cannot bring an old wheel back.
-//! - A lock file in the same folder is locked from the start on. Otherwise two sidecars with one state file would
-//!   each lose the wheel of the other. The lock file is never removed. It has one byte while a wheel is in use. It is
-//!   empty once the wheel is saved or nothing is left to save. So the next sidecar can see that the previous one did
-//!   not drain.
+//! - The state file is removed after it is restored, so that a later crash cannot bring an old state back.
+//! - A lock file in the same folder is locked from the start of the sidecar. Otherwise two sidecars with the same
+//!   state file would overwrite each other's state. The lock file is never removed. It has one byte while messages
+//!   would be lost in a crash. It is empty once the state is saved or nothing is left to save. So the next sidecar can
+//!   see that the previous one did not drain.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, BufWriter, ErrorKind, Seek, SeekFrom, Write};
@@ -34,13 +34,13 @@ const HEAD_LENGTH: usize = MAGIC.len() + 4 + 8;
 /// The size of the write buffer in bytes.
 const BUFFER: usize = 1 << 16;
 
-/// The ending of the name of the new file, which is written and then renamed.
+/// The ending of the name of the new file, which is renamed once it is complete.
 const NEW: &str = ".new";
 
 /// The ending of the name of the lock file.
 const LOCK: &str = ".lock";
 
-/// How long abandoning an attempt waits for a rename that is in progress.
+/// How long [`Attempt::abandon`] waits for a rename that is in progress.
 const RENAME_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The reason why a state file cannot be used.
@@ -116,12 +116,13 @@ impl StateFile {
         Ok(StateFile { path, lock })
     }
 
-    /// Returns whether the previous sidecar ended while its wheel was in use, so without saving it.
+    /// Returns whether the previous sidecar ended without saving its state. Must be called before
+    /// [`StateFile::mark_in_use`].
     pub(in crate::memory) fn is_in_use(&self) -> bool {
         self.lock.metadata().is_ok_and(|metadata| metadata.len() > 0)
     }
 
-    /// Records whether a wheel is in use that a crash would lose. This needs no room on the disk.
+    /// Records whether a crash would lose messages from now on. This needs no room on the disk.
     pub(in crate::memory) fn mark_in_use(&self, in_use: bool) {
         if let Err(error) = self.lock.set_len(u64::from(in_use)).and_then(|()| self.lock.sync_all()) {
             warn!(%error, "the next sidecar cannot tell whether this one drained: make sure that the folder of --state is writable");
@@ -168,7 +169,7 @@ impl StateFile {
         open_beside(&self.path, NEW).and_then(reserve).map_err(|cause| self.give_up(cause))
     }
 
-    /// Writes the state file, with little memory. An attempt that is abandoned leaves the earlier file as it was.
+    /// Writes the state file, with little memory. If the attempt is abandoned, an earlier file stays as it was.
     pub(super) fn save(&self, saved: &impl Serialize, attempt: &Attempt) -> Result<(), StateError> {
         let write = || -> io::Result<()> {
             drop(attempt.check()?);
@@ -192,7 +193,7 @@ impl StateFile {
         Ok(())
     }
 
-    /// Removes the unfinished file. A part of a state is of no use, and the disk may be full.
+    /// Removes the unfinished file. A part of a state is of no use, and the file may fill the disk.
     pub(super) fn remove_unfinished(&self) {
         let _ = fs::remove_file(beside(&self.path, NEW));
     }
@@ -206,8 +207,8 @@ impl StateFile {
         StateError::Io { what, path: self.path.clone(), cause }
     }
 
-    /// Syncs the folder, so that a rename or a removal survives a power cut. Not all file systems and permissions
-    /// make this possible.
+    /// Syncs the folder, so that a rename or a removal survives a power cut. `risk` is the consequence of a failure,
+    /// for the log. Failures are ignored on file systems and with permissions that do not support this sync.
     fn sync_folder(&self, risk: &str) {
         let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
         let synced = File::open(folder.unwrap_or(Path::new("."))).and_then(|folder| folder.sync_all());
@@ -222,7 +223,7 @@ impl StateFile {
     }
 }
 
-/// An attempt to write a state file. Another thread may abandon the attempt until the file is renamed.
+/// An attempt to write a state file. Until the file is renamed, another thread may abandon the attempt.
 #[derive(Debug, Default)]
 pub(super) struct Attempt(Mutex<Stage>);
 
@@ -235,16 +236,17 @@ enum Stage {
 }
 
 impl Attempt {
-    /// Returns an error if the attempt is abandoned. Otherwise returns the locked stage: the attempt cannot be
-    /// abandoned while the caller holds it.
+    /// Returns an error if the attempt is abandoned. Otherwise returns the locked stage. While the caller holds this
+    /// lock, the attempt cannot be abandoned.
     fn check(&self) -> io::Result<MutexGuard<'_, Stage>> {
         let stage = self.0.lock();
         if *stage == Stage::Abandoned { Err(ErrorKind::TimedOut.into()) } else { Ok(stage) }
     }
 
-    /// Abandons the attempt. Returns false if the file is already renamed.
+    /// Abandons the attempt. Returns false if the file is already renamed. A rename that does not end within
+    /// [`RENAME_TIMEOUT`] counts as abandoned.
     pub(super) fn abandon(&self) -> bool {
-        // The stage is locked only during a rename. If the disk does not answer, this thread must not wait for the
+        // Only a rename locks the stage for long. If the disk does not answer, this thread must not wait for the
         // rename.
         let Some(mut stage) = self.0.try_lock_for(RENAME_TIMEOUT) else { return true };
         if *stage == Stage::Renamed {

@@ -1,4 +1,4 @@
-//! Saves a memory store to its state file across a planned restart.
+//! Saves the content of a memory store to its state file before a planned restart.
 //!
 //! A separate thread writes the file. So a disk that is slow or does not answer delays no other thread.
 
@@ -20,7 +20,7 @@ pub use self::file::StateError;
 pub(super) use self::file::StateFile;
 pub(super) use self::saved::Saved;
 
-/// Reserves room for the state on the disk. If this fails, expires all messages in flight instead.
+/// Reserves room for the state on the disk. If this fails, expires all messages in flight at once instead.
 pub(super) async fn reserve(
     wheel: Arc<MemoryWheel>,
     file: Arc<StateFile>,
@@ -87,7 +87,8 @@ fn on_thread<T: Send + 'static>(
     }
 }
 
-/// A state that is being written. Dropping it while `is_armed` abandons the attempt.
+/// A state that is being written. Dropping it while `is_armed` abandons the attempt, removes the unfinished file, and
+/// logs the loss.
 struct Unfinished {
     wheel: Arc<MemoryWheel>,
     file: Arc<StateFile>,

@@ -20,7 +20,8 @@ use crate::memory::outbox::{Group, MemoryOutbox, Queue, Stored};
 use crate::memory::table::Hash;
 use crate::memory::wheel::MemoryWheel;
 
-/// The maximum number of bytes for a message in flight or remembered for `late`. Larger numbers take more bytes.
+/// The maximum number of bytes for a message that is in flight or remembered for `late`. This constant and the next
+/// ones add up the maximum lengths of all fields, because postcard stores larger numbers in more bytes.
 const ENTRY_BYTES: u64 = 10 + 10 + 6 + 5 + 1 + 1;
 /// The maximum number of bytes for a message of a batch.
 const TIMED_OUT_BYTES: u64 = 10 + 10 + 1;
@@ -33,11 +34,11 @@ const HELD_BYTES: u64 = 10 + 5;
 /// The number of bytes for everything else: counts of ticks, heads of batches, and messages that arrive in the last
 /// moment.
 const OTHER_BYTES: u64 = 1 << 20;
-/// The longest time between reserving room and saving the state. The pointer moves on during this time.
+/// The assumed maximum time between reserving room and saving the state. The pointer moves on during this time.
 const DRAIN: Duration = Duration::from_secs(1);
 
-/// The content of a state file. Ages count back from `unix_ms`. When a state is written, [`RingMessages`] and
-/// [`OutboxBatches`] take the places of the two lists.
+/// The content of a state file. Ages count back from `unix_ms`. For writing, the type parameters are [`RingMessages`]
+/// and [`OutboxBatches`], which serialize the lists without a copy.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::memory) struct Saved<Messages = Vec<SavedMessage>, Batches = Vec<Option<SavedBatch>>> {
     slots: u16,
@@ -46,12 +47,12 @@ pub(in crate::memory) struct Saved<Messages = Vec<SavedMessage>, Batches = Vec<O
     pub(in crate::memory) epoch: u64,
     pub(in crate::memory) pointer: u64,
     pub(in crate::memory) messages: Messages,
-    /// For each open tick, the number of messages acknowledged so far.
+    /// For each tick that has not expired, the number of messages acknowledged so far.
     acked: Vec<(u64, u64)>,
     outbox: SavedOutbox<Batches>,
 }
 
-/// A message in flight, or remembered for `late`.
+/// A message that is in flight, or that timed out and is remembered for `late`.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::memory) struct SavedMessage {
     message: Message,
@@ -61,8 +62,8 @@ pub(in crate::memory) struct SavedMessage {
     late_counted: bool,
 }
 
-/// The content of an outbox. Positions count from the oldest batch. A position without a batch was settled by all
-/// groups.
+/// The content of an outbox. Positions count from the oldest batch. A position has no batch if all groups have settled
+/// the batch.
 #[derive(Debug, Serialize, Deserialize)]
 struct SavedOutbox<Batches = Vec<Option<SavedBatch>>> {
     batches: Batches,
@@ -140,7 +141,7 @@ impl Saved {
 }
 
 impl<'a> Saved<RingMessages<'a>, OutboxBatches<'a>> {
-    /// Returns the state of a ring and its outbox. After this call neither of them changes any more.
+    /// Stops all changes, publishes all expired messages, and returns the state of the ring and its outbox.
     pub(in crate::memory) fn of(wheel: &'a MemoryWheel, moment: Moment) -> Self {
         let now = moment.now;
         wheel.state.write().saved = true;
@@ -255,9 +256,9 @@ impl SavedOutbox {
             + held as u64 * HELD_BYTES
     }
 
-    /// Restores an outbox that was saved `away` ago. No subscriber holds a batch after a restart, so all taken
-    /// batches are released. Retention starts again, because no subscriber could take batches during the restart. So
-    /// a wrong clock drops nothing.
+    /// Restores an outbox. `away` is the time since it was saved. No subscriber holds a batch after a restart, so all
+    /// taken batches are released. The retention time begins again, because no subscriber could take batches during
+    /// the restart. So a wrong wall clock drops nothing.
     fn restore(self, outbox: &MemoryOutbox, away: Duration, now: Instant) {
         let before = |age: Duration| now.checked_sub(age.saturating_add(away)).unwrap_or(now);
         let mut queue = Queue::default();
@@ -282,7 +283,7 @@ impl SavedOutbox {
                 unsettled += 1;
             }
             match batch {
-                // A batch is dropped if only ephemeral groups had not settled it.
+                // A batch is dropped here if only ephemeral groups had not settled it.
                 Some(SavedBatch { id, counts, last, age, messages }) if unsettled > 0 => {
                     let batch = Arc::new(TimeoutBatch { id, counts, last, messages });
                     queue.append(Stored { batch, expired_at: before(age), kept_since: now, unsettled });

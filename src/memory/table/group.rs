@@ -1,4 +1,5 @@
-//! The head of a group. It has one byte of the hash and one byte of the deadline for each of the thirty cells.
+//! The head of a group, which is thirty cells of the table. For each cell, it has one byte of the hash (the *tag*) and
+//! one byte of the deadline (the *tick*).
 
 use std::hint::select_unpredictable;
 
@@ -9,7 +10,7 @@ use super::super::entry::Entry;
 /// The number of cells in a group.
 pub(super) const CELLS: usize = 30;
 
-/// One byte for each cell, and two more bytes. All 32 bytes are compared together.
+/// One byte for each cell, and two more bytes. One SIMD instruction compares all 32 bytes.
 type Lane = [u8; CELLS + 2];
 
 /// A set of cells of a group. Each cell has one bit; the first cell has the lowest bit.
@@ -52,23 +53,23 @@ impl Iterator for GroupMask {
 /// The index in `tags` of the overflow count: the number of entries that found no empty cell in this group.
 const OVERFLOWS: usize = CELLS;
 
-/// The index in `ticks` of the first of two bytes with the overflow bits. The bits show which tags the overflowed
+/// The index in `ticks` of the first of two bytes with the overflow bits. These bits show which tags the overflowed
 /// entries may have.
 const OVERFLOWN: usize = CELLS;
 
-/// The highest overflow count. A count that has reached this value may be too low. It stays until the segment is
-/// rebuilt.
+/// The highest overflow count. A count that has reached this value may be too low, so it does not change until the
+/// segment of the group is rebuilt.
 const SATURATED: u8 = u8::MAX;
 
 /// A tag byte and a tick byte for each cell. They fill one cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 pub(super) struct Group {
-    /// The tag of each cell, 0 if the cell is empty. After the tags come the overflow count and an unused byte.
+    /// The tag of each cell; 0 if the cell is empty. After the tags come the overflow count and an unused byte.
     pub(super) tags: Lane,
-    /// The lowest bits of the deadline of each cell. After them come 16 overflow bits, one for each remainder of a
-    /// tag modulo 16. They are cleared when the overflow count falls to 0. Without these bits a search would have to
-    /// go on after every group with an overflow.
+    /// The lowest eight bits of the deadline of each cell. After them come 16 overflow bits, one for each remainder of
+    /// a tag modulo 16. They are cleared when the overflow count falls to 0. Without these bits, a search would have
+    /// to go on to the next group after every group with an overflow.
     pub(super) ticks: Lane,
 }
 

@@ -1,4 +1,4 @@
-//! Grows, shrinks and scans a table. The size of one or two segments limits the work of each step.
+//! Grows, shrinks and scans a table. Each step works on one or two segments, and their size limits its time.
 
 use std::hash::BuildHasher;
 
@@ -7,20 +7,20 @@ use super::group::CELLS;
 use super::segment::{Found, Segment};
 use super::{Hash, Table, fetch, fetch_whole};
 
-/// The number of prefetched entries after which a scan begins to visit them.
+/// The number of prefetched entries at which a scan begins to visit them.
 const AHEAD: usize = 128;
 
-/// The mean number of messages in a segment at which another segment is made. With a quarter of this number, an add
-/// and its del take a seventh longer at ten million in flight (docs/PERFORMANCE.md). With a larger number each step
-/// takes longer. Unit tests use less, so that they cover many splits.
+/// The average number of messages in a segment at which the table gets another segment. With a quarter of this number,
+/// an add and its del take a seventh longer at ten million messages in flight. With a larger number each step takes
+/// longer. Unit tests use a smaller number, so that they cover many splits.
 pub(super) const MEAN_SEGMENT: usize = if cfg!(test) { 1_024 } else { 4_096 };
 
-/// The fill level below which a segment is made smaller when memory is reclaimed.
+/// The fill level below which a segment is made smaller when memory is reclaimed, in percent of its cells.
 const MIN_LOAD_PERCENT: usize = 45;
 
 impl<S: BuildHasher> Table<S> {
     /// Makes room for an entry of this hash, whose segment is full. First splits a segment, if the table has too few
-    /// segments. Then enlarges the segment of the entry, if it is still full.
+    /// segments. Then enlarges the segment of the entry, if that segment is still full.
     pub(super) fn make_room(&mut self, hash: Hash) {
         if self.len >= self.segments.len() * MEAN_SEGMENT {
             self.split();
@@ -32,7 +32,7 @@ impl<S: BuildHasher> Table<S> {
         }
     }
 
-    /// Inserts an entry. The table has room for the entry, and has no entry of the same message.
+    /// Inserts an entry. The table must have room for the entry, and must have no entry of the same message.
     #[inline]
     pub(super) fn move_in(&mut self, entry: &Entry) {
         let hash = Hash::of(entry.message, &self.hasher);
@@ -45,7 +45,7 @@ impl<S: BuildHasher> Table<S> {
         (self.segments[segment].limit() - self.free[segment]) as usize
     }
 
-    /// Replaces a segment with an empty segment. Returns the old one.
+    /// Replaces a segment with an empty segment of `groups` groups. Returns the old segment.
     fn replace(&mut self, segment: usize, groups: usize) -> Segment {
         let empty = Segment::with_groups(groups);
         self.free[segment] = empty.limit();
@@ -73,8 +73,8 @@ impl<S: BuildHasher> Table<S> {
     /// Appends a segment, and divides the entries of its partner between the two.
     fn split(&mut self) {
         let partner = Self::partner(self.segments.len());
-        // Each of the two segments gets room for a little more than half of the entries, because a random choice
-        // seldom divides them exactly.
+        // Each of the two segments gets room for a little more than half of the entries, because hashes seldom divide
+        // them into equal halves.
         let groups = Segment::groups_for(self.entries_in(partner) * 9 / 16 + 8);
         let old = self.replace(partner, groups);
         let appended = Segment::with_groups(groups);
@@ -90,8 +90,8 @@ impl<S: BuildHasher> Table<S> {
         }
     }
 
-    /// Reclaims memory of one segment, at `position` or after it, and moves `position`. Returns whether all segments
-    /// were checked.
+    /// Reclaims memory of one segment, at `position` or after it, and moves `position`. Returns whether the end of the
+    /// table is reached.
     pub(in crate::memory) fn reclaim(&mut self, position: &mut usize) -> bool {
         while *position < self.segments.len() {
             if self.shrink(*position) {
@@ -103,7 +103,7 @@ impl<S: BuildHasher> Table<S> {
     }
 
     /// Merges the last segment with its partner, if the table has too many segments. Otherwise makes `segment`
-    /// smaller, if it is sparse. Returns whether it did one of these.
+    /// smaller, if it is sparse. Returns whether it changed a segment.
     fn shrink(&mut self, segment: usize) -> bool {
         let last = self.segments.len() - 1;
         if self.len * 2 < last * MEAN_SEGMENT {
@@ -125,9 +125,9 @@ impl<S: BuildHasher> Table<S> {
         is_sparse
     }
 
-    /// Visits the entries whose deadline has the lowest bits of `tick`, or all entries if `tick` is `None`. Starts at
-    /// segment `position`, and moves `position`. Visits whole segments until about `budget` cells are scanned.
-    /// Removes the entries for which `keep` returns false. Returns whether the scan is complete.
+    /// Visits the entries whose deadline has the same lowest eight bits as `tick`, or all entries if `tick` is `None`.
+    /// Starts at segment `position`, and moves `position`. Visits whole segments until about `budget` cells are
+    /// scanned. Removes the entries for which `keep` returns false. Returns whether the scan is complete.
     ///
     /// The scan may miss entries that are added between two of its steps. It misses no others, unless
     /// [`Table::reclaim`] is called between the steps.

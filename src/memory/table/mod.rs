@@ -6,23 +6,23 @@
 //!                          └──▶ 30 entries
 //! ```
 //!
-//! - A *group* has thirty cells. The *tag* of a cell is eight bits of the hash. It nearly always identifies the right
-//!   cell. Next to the tags are the lowest eight bits of each deadline. So a scan for the messages of one tick reads
-//!   two bytes for each cell, in order, and few entries of other ticks. This replaces a list of message ids for each
-//!   tick.
+//! - A *group* has thirty cells, each with room for an entry. The *tag* of a cell is eight bits of the hash. It nearly
+//!   always identifies the right cell. Next to the tags are the *ticks*, the lowest eight bits of each deadline. So a
+//!   scan for the messages of one tick reads two bytes for each cell, in order, and few entries of other ticks. These
+//!   scans replace a list of message ids for each tick.
 //! - An entry is in the group that its hash selects. If that group is full, the entry *overflows* to the next group
 //!   with an empty cell. Each group counts the entries that overflowed from it, and keeps four bits of each of their
 //!   tags. A search ends at the first group from which no entry with the same four bits overflowed. The counts fall
 //!   when entries are removed, so a table at constant load never has to be cleaned. With more cells in a group, fewer
-//!   groups are full. With fifteen cells, one add in four had to look further, and no processor predicts which
-//!   (docs/PERFORMANCE.md).
+//!   groups are full. With fifteen cells, one add in four had to search further groups, and a processor cannot predict
+//!   which.
 //! - A *segment* is a small table of its own, at most 78% full. It grows by an eighth. A growing table splits one
 //!   segment whenever the mean size of its segments exceeds a limit. A shrinking table merges two segments. No step
 //!   moves more than about twice [`growth::MEAN_SEGMENT`] entries, whatever the size of the table. This is linear
 //!   hashing (Litwin, "Linear Hashing: A New Tool for File and Table Addressing", VLDB 1980).
 //!
-//! [`Table::fetch_group`] and [`Table::fetch_entry`] request the cache lines of many messages before the first
-//! message is processed. So the processor waits for memory once for all of them.
+//! [`Table::fetch_group`] and [`Table::fetch_entry`] request the cache lines of many messages before the first message
+//! is processed. So the processor waits for memory once for all of them.
 
 mod group;
 mod growth;
@@ -46,8 +46,8 @@ pub(super) struct Hash(u64);
 pub(super) const MAX_SHARD_BITS: u32 = 7;
 
 impl Hash {
-    /// Hashes a message. `hasher` has a random key in each process. Otherwise a client could choose message ids whose
-    /// hashes collide.
+    /// Hashes a message. `hasher` has a random key in each process. Otherwise a logic node could choose message ids
+    /// whose hashes collide.
     #[inline]
     pub(super) fn of(message: Message, hasher: &impl BuildHasher) -> Hash {
         Hash(hasher.hash_one(message))
@@ -73,7 +73,7 @@ impl Hash {
 
     /// Returns the index of one of `1 << bits` shards, from bits 57 to 63, the highest first.
     pub(super) const fn shard(self, bits: u32) -> usize {
-        // Two shifts, since a shift by 64 overflows.
+        // Two shifts, because a single shift by 64 would overflow if `bits` is 0.
         (self.0 >> 1 >> (63 - bits)) as usize
     }
 }
@@ -89,19 +89,19 @@ pub(super) struct Home {
 #[derive(Debug)]
 pub(super) struct Table<S = RandomState> {
     hasher: S,
-    /// The segments. A split divides segment `n` into segments `n` and `n + 2^k`. Segments are split in ascending
-    /// order of `n`.
+    /// The segments. A split divides segment `n` into segments `n` and `n + 2^k`. Here `2^k` is the largest power of
+    /// two that is not larger than the number of segments. Segments are split in ascending order of `n`.
     segments: Vec<Segment>,
-    /// How many more entries each segment can take. These numbers change with every entry, but the segments seldom
-    /// do. The numbers are stored apart from the segments. So sixteen of them share a cache line, and only these
-    /// lines move between processors.
+    /// How many more entries each segment can take. These numbers change with every entry, but the segments seldom do.
+    /// So the numbers are stored apart from the segments. Sixteen numbers share a cache line, and only these lines
+    /// move between the caches of processors.
     free: Vec<u32>,
     /// The mask of the hash bits that select a segment. If no segment has the selected number, the highest of these
-    /// bits is left out.
+    /// bits is ignored.
     mask: usize,
     /// The number of entries in the table.
     pub(super) len: usize,
-    /// A number that changes whenever entries are moved.
+    /// A number that changes whenever entries are moved to other groups.
     pub(super) shape: u32,
 }
 
@@ -189,7 +189,7 @@ impl<S: BuildHasher> Table<S> {
     }
 }
 
-/// Prefetches an entry, which may be in two cache lines.
+/// Prefetches an entry, which may lie across two cache lines.
 #[inline]
 fn fetch_whole(entry: &Entry) {
     fetch(&entry.message);
@@ -202,6 +202,7 @@ fn fetch<T>(value: &T) {
     safe_arch::prefetch_t0(value);
 }
 
-/// Does nothing on processors for which there is no such function. They overlap some memory accesses by themselves.
+/// Does nothing on processors for which no prefetch function is available. They overlap some memory accesses by
+/// themselves.
 #[cfg(not(target_arch = "x86_64"))]
 fn fetch<T>(_value: &T) {}

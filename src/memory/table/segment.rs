@@ -4,10 +4,10 @@ use super::super::entry::Entry;
 use super::group::{CELLS, Group};
 use crate::core::Message;
 
-/// The maximum fill level of a segment.
+/// The maximum fill level of a segment, in percent of its cells.
 const MAX_LOAD_PERCENT: usize = 78;
 
-/// A small table. The larger table stores how many entries the segment can still take: `free`.
+/// A small table. The table to which it belongs stores `free`, the number of entries that the segment can still take.
 #[derive(Debug)]
 pub(super) struct Segment {
     pub(super) groups: Box<[Group]>,
@@ -48,7 +48,8 @@ impl Found<'_> {
     }
 }
 
-/// Counts the removal of an overflowed entry in each group from `home` to the one before `at`.
+/// Counts the removal of an overflowed entry in each group that was full when the entry was inserted: from `home` to
+/// the one before `at`.
 #[inline(never)]
 fn return_overflows(groups: &mut [Group], home: usize, at: usize) {
     let mut passed = home;
@@ -100,8 +101,8 @@ impl Segment {
         Some(Found { entry, groups: &mut self.groups, home, at, cell, free, len })
     }
 
-    /// Returns the cell that a search for this tag finds, or that a new entry with this tag takes, judging by the
-    /// tags alone.
+    /// Returns the cell that a search for this tag finds, or that a new entry with this tag gets. Compares only the
+    /// tags, so the cell may belong to another message.
     #[inline]
     pub(super) fn likely(&self, tag: u8, home: usize) -> &Entry {
         let group = &self.groups[home];
@@ -123,7 +124,7 @@ impl Segment {
     #[inline(never)]
     fn find_beyond(&self, tag: u8, home: usize, is_wanted: impl Fn(&Entry) -> bool) -> Option<(usize, usize)> {
         let mut at = self.next(home);
-        // The search ends at `home` at the latest, in case every group has overflows.
+        // The search ends at `home` at the latest, even if every group has overflows.
         while at != home {
             let (group, entries) = (&self.groups[at], &self.entries[at]);
             if let Some(cell) = group.tagged(tag).find(|cell| is_wanted(&entries[*cell])) {
@@ -137,8 +138,8 @@ impl Segment {
         None
     }
 
-    /// Inserts an entry, if there is room and its home group alone shows that its message is not in the table. This
-    /// is nearly always so. Returns whether the entry was inserted.
+    /// Inserts an entry, if the segment has room and the home group alone shows that the message is not in the table.
+    /// This is nearly always so. Returns whether the entry was inserted.
     #[expect(clippy::inline_always, reason = "as a call it makes a pair take 9 % more instructions")]
     #[inline(always)]
     pub(super) fn insert_at_home(&mut self, free: &mut u32, tag: u8, home: usize, entry: &Entry) -> bool {
@@ -156,7 +157,7 @@ impl Segment {
         true
     }
 
-    /// Inserts an entry. The segment has room for the entry, and has no entry of the same message.
+    /// Inserts an entry. The segment must have room for the entry, and must have no entry of the same message.
     pub(super) fn insert(&mut self, free: &mut u32, tag: u8, home: usize, entry: &Entry) {
         debug_assert!(*free > 0, "the caller makes room first");
         let mut at = home;

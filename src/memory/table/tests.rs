@@ -40,7 +40,8 @@ impl<F: Fn(u64) -> u64> Hasher for IdHasher<F> {
 
 /// Returns hashes that differ in few bits, so that groups overflow and tags collide.
 fn poor(id: u64) -> u64 {
-    /// 0 is the tag of an empty cell, and 1 is the tag that replaces it. The overflow bit of 9 is in the other byte.
+    /// Tag 0 marks an empty cell, so hash bits of 0 become tag 1, which is also the second tag here. The overflow bits
+    /// of tags 1 and 9 are in different bytes.
     const TAGS: [u64; 3] = [0, 1, 9];
     ((id % 7) << 26) | (TAGS[(id % 3) as usize] << 49) | (id % 5)
 }
@@ -55,7 +56,7 @@ fn entry(id: u64, deadline: u16) -> Entry {
     Entry::in_flight(Message::new(id, id ^ 1), ShortTick(deadline), Stamp(0), 1)
 }
 
-/// A table, and a map that gets the same operations.
+/// A table, and a map that gets the same operations for comparison.
 struct Pair<S> {
     table: Table<S>,
     map: HashMap<Message, u16>,
@@ -163,7 +164,8 @@ fn a_segment_that_a_split_leaves_full_has_room_made_for_the_next() {
         all_in_one.table.segments.len() == 2
     });
     let before = split_by.expect("it grows");
-    // One of these splits leaves a half exactly full, wherever its limit is.
+    // Different numbers of entries go to the two halves. One of these splits makes a half exactly full, wherever its
+    // limit is.
     for first in before / 2..before * 2 / 3 {
         let mut pair = Pair::new(ById(in_halves(first..before)));
         (0..=before).for_each(|id| pair.put(id, 1));

@@ -15,7 +15,8 @@
 //! the socket to the connection.
 //!
 //! Several tickers may call the barrier at the same time. Only one round runs at a time. All calls that were made
-//! before a round begins share its result. So many rings cause hardly more rounds than one ring.
+//! before a round begins share its result. So a sidecar with many rings runs hardly more rounds than a sidecar with
+//! one.
 
 mod readable_sockets;
 
@@ -59,8 +60,7 @@ type ReadRequest = mpsc::Sender<Infallible>;
 /// The state that the barrier and a connection share.
 #[derive(Debug)]
 struct MemberState {
-    /// Whether the kernel watches the socket of the connection. Connections without a watched socket are asked in
-    /// every round.
+    /// Whether the kernel watches the socket of the connection. If not, the connection is asked in every round.
     watched: bool,
     /// A request that the connection has not seen yet.
     request: Mutex<Option<ReadRequest>>,
@@ -100,8 +100,9 @@ impl ReadBarrier {
         Member { read_barrier: Arc::clone(self), number, state, request: None }
     }
 
-    /// Runs a round, or shares one, for at most `timeout` from its begin. Returns whether all asked connections have
-    /// read. A stall of the process does not use up the timeout.
+    /// Waits for a round that begins after this call, and runs the round if no other call does. The round takes at
+    /// most `timeout`, of which a stall of the process uses up only a part. Returns whether all asked connections have
+    /// read.
     pub async fn wait_until_read(&self, timeout: Duration) -> bool {
         // A round that is already running may have asked some connections too early.
         let wanted = self.members.lock().rounds + 1;
@@ -113,11 +114,12 @@ impl ReadBarrier {
         last.1
     }
 
-    /// Asks all members that may have unread bytes. The receiver ends when all of them have read.
+    /// Asks all members that may have unread bytes. Returns the number of the round, and a receiver that ends when all
+    /// of these members have read.
     fn begin_round(&self) -> (u64, mpsc::Receiver<Infallible>) {
         // Calls that come after this increment wait for the next round. The kernel is asked before `UnprocessedInput`
-        // is checked. In reverse order, a connection could read bytes between the two, and the barrier would miss
-        // them.
+        // is checked. In reverse order, a connection could read bytes between the two steps, and the barrier would
+        // miss these bytes.
         self.members.lock().rounds += 1;
         let waiting = self.sockets.waiting();
         let (request, requests) = mpsc::channel(1);
@@ -147,7 +149,7 @@ pub struct Member {
 }
 
 impl Member {
-    /// Returns the flag that the connection sets while it reads.
+    /// Returns the flag that the connection must set before it reads.
     pub fn unprocessed_input(&self) -> UnprocessedInput {
         self.state.unprocessed_input.clone()
     }
@@ -187,8 +189,8 @@ impl Drop for Member {
 pub struct UnprocessedInput(Arc<AtomicBool>);
 
 impl UnprocessedInput {
-    /// Sets the flag. Must be called before reading from the socket or writing to it. Bytes that arrive during a
-    /// system call are not visible in the socket yet.
+    /// Sets the flag. Must be called before reading from the socket or writing to it. While a system call uses the
+    /// socket, the kernel does not report bytes that arrive.
     pub fn set(&self) {
         self.0.store(true, Ordering::SeqCst);
     }

@@ -146,15 +146,16 @@ async fn only_members_that_may_have_unread_bytes_are_asked() {
     assert!(read_barrier.wait_until_read(Duration::from_secs(1)).await, "all of it is read");
 }
 
-/// Checks that bytes that are in a socket before a round are processed at its end, however reading and asking
-/// overlap.
+/// Checks that bytes that are in a socket before a round are processed when the round ends. The reads and the rounds
+/// overlap in many ways.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_bytes_are_missed_between_the_socket_and_its_reader() {
     let read_barrier = ReadBarrier::new();
     let (ours, mut theirs, mut member) = connection(&read_barrier);
     let processed = Arc::new(AtomicU64::new(0));
     ours.set_nonblocking(true).unwrap();
-    // When it is asked to read, the reader uses this clone, because the runtime may not know of the bytes yet.
+    // When the barrier asks the reader to read, it reads from this clone. The runtime may not know yet that bytes have
+    // arrived.
     let mut directly = ours.try_clone().unwrap();
     let mut ours = tokio::net::UnixStream::from_std(ours).unwrap();
     let reader = tokio::spawn({
