@@ -1,7 +1,6 @@
 //! The verb `status`: draws the rings and groups of a sidecar as text. A ring is a circle of slots. Each slot holds the
-//! messages whose deadline is in one tick (one second by default), and the pointer of the ring moves one slot per tick.
-//! A group is a set of subscribers that share timeout batches, the lists of messages that were not acknowledged in
-//! time.
+//! messages whose deadline is in one tick (one second by default). The pointer of the ring moves one slot per tick. A
+//! group is a set of subscribers that share timeout batches, the lists of messages that were not acknowledged in time.
 
 use std::fmt::{self, Write as _};
 use std::io::{Write, stdout};
@@ -395,8 +394,8 @@ mod tests {
         let Tick(pointer) = ring(0, None, Vec::new()).pointer;
         let tick = |tick: u64, storm: bool| TickReport { tick, added: 2_000, acked: 188, timed_out: 1_812, storm };
         let of = |recent: Vec<TickReport>| RingStatus { recent, ..ring(3, Some("a"), vec![0; 15]) };
-        // Not reported: a storm more than 60 ticks before the pointer, a tick that is no storm, and a storm that is not
-        // before the pointer.
+        // Not reported: a storm more than 60 ticks before the pointer, a tick without a storm, and a storm at the
+        // pointer.
         for recent in [vec![tick(pointer - 61, true)], vec![tick(pointer - 1, false)], vec![tick(pointer, true)]] {
             let text = drawn(&report(vec![of(recent)], Vec::new()), None);
             assert!(text.contains("\nok: ") && !text.contains("! storm"), "{text}");

@@ -1,5 +1,5 @@
-//! Decides when a silent server gets a Ping, and when its connection counts as lost: after one and after two ping
-//! intervals without data from the server.
+//! Decides when a silent server gets a Ping (after one ping interval without data), and when its connection counts as
+//! lost (after two).
 //!
 //! This state machine does no I/O: it takes `now` and returns the next action.
 

@@ -106,8 +106,8 @@ impl PendingRequests {
     }
 
     /// Sends an answer to its caller. An answer of the wrong type fails the request. Returns whether the server was
-    /// allowed to send this answer: the answer must have the right type, and its correlation id must be that of a
-    /// request, even if this request has timed out. A Pong is also allowed under an unused id.
+    /// allowed to send this answer: the answer must have the right type and the correlation id of a request. This
+    /// request may have timed out. A Pong is also allowed under an unused id.
     pub(super) fn answer(&mut self, correlation: u32, answer: Answer) -> bool {
         let Some(sequence) = self.sequence(correlation) else { return matches!(answer, Ok(Body::Pong(_))) };
         let Some(caller) = self.in_flight.remove(&sequence) else { return true };

@@ -244,7 +244,7 @@ pub struct Welcome {
     pub max_credit: u32,
     /// The ping interval, in ms. A peer that is silent for two intervals counts as disconnected.
     pub ping_interval_ms: u32,
-    /// The name of the kind of store, such as `memory` or `redis`, at most 255 bytes.
+    /// The name of the kind of store, at most 255 bytes.
     pub store: String,
     /// The server's name and version, at most 255 bytes.
     pub server_name: String,
@@ -285,8 +285,9 @@ pub struct TimeoutBatch {
     pub delivery_count: u32,
     /// The time since the tick expired, in ms.
     pub age_ms: u64,
-    /// How many messages of the tick were added and acknowledged, and whether the tick is a storm (so many timeouts
-    /// that a fault on the server side is likely) or was delivered early because the server shuts down.
+    /// How many messages of the tick were added and acknowledged, and two flags. The tick is a storm if a fault on the
+    /// server side is likely to have caused its many timeouts. It is drained if the server delivers it early, because
+    /// it shuts down.
     pub counts: TickCounts,
     /// Whether this is the last batch of the tick.
     pub last: bool,

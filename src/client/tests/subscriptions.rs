@@ -104,7 +104,7 @@ async fn a_subscription_heals_and_old_batches_are_acknowledged_on_the_new_connec
 }
 
 /// If the client did not repeat the acknowledgement, a reader that blocks its runtime for two ping intervals would get
-/// the same batch forever: each time, its connection is lost before the acknowledgement arrives.
+/// the same batch forever. Each time, its connection is lost before the acknowledgement arrives.
 #[tokio::test]
 async fn an_ack_that_is_lost_with_its_connection_is_repeated_and_its_batch_is_not_read_again() {
     let peer = Peer::new().await;

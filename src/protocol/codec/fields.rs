@@ -17,8 +17,8 @@ pub(super) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// Creates a reader for a frame. Refuses an unknown type, flags that the type does not define, and a wrong status:
-    /// this build does not know their meaning, so it must not ignore them. The status must be the error code in an
+    /// Creates a reader for a frame. Refuses an unknown type, flags that the type does not define, and a wrong status.
+    /// This build does not know what they mean, so it must not ignore them. The status must be the error code in an
     /// Error, and 0 in any other frame.
     pub(super) fn of(frame: &RawFrame<'a>) -> Result<Fields<'a>, Refusal> {
         let RawFrame { number, flags, status, body, .. } = *frame;

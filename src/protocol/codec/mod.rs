@@ -11,8 +11,8 @@
 //! 1. No input makes the decoder panic.
 //! 2. The length is checked before the decoder waits for more bytes. A count is compared with the received bytes before
 //!    memory is reserved. So memory is proportional to the bytes received, never to a number that a frame announces.
-//! 3. If the length of a frame is valid and anything else in the frame is wrong, the decoder refuses only this frame and
-//!    continues with the next one.
+//! 3. If the length of a frame is valid and anything else in it is wrong, the decoder refuses only this frame. It
+//!    continues with the next frame.
 
 mod decode;
 mod encode;

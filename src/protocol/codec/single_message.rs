@@ -119,8 +119,8 @@ fn chunk<const LENGTH: usize>(window: &Window, at: usize) -> [u8; LENGTH] {
     *window[at..].first_chunk().expect("no request is longer than the window")
 }
 
-/// The length of an AddNewMsgAnswer for one message: head, deadline, message count, number of re-armed messages (which
-/// were in flight already), and a byte whose lowest bit is set if the message was re-armed.
+/// The length of an AddNewMsgAnswer for one message: head, deadline, message count, number of re-armed messages, and
+/// one byte. The lowest bit of this byte is set if the message was re-armed: it was in flight and got a new deadline.
 const ADD_ANSWER: usize = HEAD_LENGTH + 17;
 /// The length of a DelMsgAnswer for one message: head, message count and outcome.
 const DEL_ANSWER: usize = HEAD_LENGTH + 5;
@@ -147,7 +147,7 @@ pub(super) fn put_answer(request: &Request, outcome: Outcome, out: &mut BytesMut
     // A DelMsgAnswer is shorter: `truncate` cuts these bytes off its end.
     bytes[HEAD_LENGTH + 8..HEAD_LENGTH + 16].copy_from_slice(&(ONE | u64::from(rearmed)).to_be_bytes());
     bytes[HEAD_LENGTH + 16] = rearmed;
-    // Copy [`ADD_ANSWER`] bytes for both kinds: to copy a constant number of bytes takes fewer instructions.
+    // Copy `ADD_ANSWER` bytes for both kinds: to copy a constant number of bytes takes fewer instructions.
     let end = out.len() + select_unpredictable(is_add, ADD_ANSWER, DEL_ANSWER);
     out.extend_from_slice(&bytes);
     out.truncate(end);
