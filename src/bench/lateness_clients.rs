@@ -26,7 +26,8 @@ const ASKED_AGAIN: Duration = Duration::from_micros(100);
 /// count as late.
 const UNLOOKED_AT: Duration = Duration::from_millis(10);
 
-/// The credit of the subscriber: how many messages it may hold unacknowledged.
+/// The credit of the subscriber, in messages. The server delivers another batch only while fewer messages are
+/// unacknowledged.
 const CREDIT: u32 = 262_144;
 
 /// Subscribes and starts a task that collects every timeout batch until the runtime ends.

@@ -33,7 +33,7 @@ pub struct Report {
     /// per message. `None` if nothing timed out. The time is never understated. It is overstated by at most the time
     /// between two add requests plus the latency of one.
     pub timeout_lateness_ms: Option<Latency>,
-    /// How many messages of this load timed out, without messages that it had to acknowledge.
+    /// How many messages of this load timed out. Messages that the load had to acknowledge do not count.
     pub timed_out: u64,
     /// How many messages of other clients timed out at the same server.
     pub timed_out_of_others: u64,

@@ -8,9 +8,9 @@ use std::time::Duration;
 const ROUND: u64 = 250_000;
 
 /// The schedule of one connection. Requests that would be due shortly after each other are due together, as a burst. A
-/// busy logic node also writes many messages at once. The schedule does not wait for a slow server, and latency counts
-/// from the time at which a request was due. So the latency includes the time in which a stalled server delayed
-/// requests.
+/// busy logic node (a server that pushes messages) also sends many requests together. The schedule does not wait for a
+/// slow server, and latency counts from the time at which a request was due. So the latency includes the time in which
+/// a stalled server delayed requests.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Schedule {
     /// The time at which the first burst is due, in ns since the load began.

@@ -175,7 +175,7 @@ fn storms(ring: &RingStatus) -> impl Iterator<Item = &TickReport> {
     ring.recent.iter().filter(move |tick| tick.storm && last.contains(&tick.tick))
 }
 
-/// Returns whether the ring has a leader, but its pointer does not move.
+/// Returns whether the ring has a leader, but its pointer counts as stalled. See [`LONG_BEHIND`].
 fn stands_still(ring: &RingStatus, tick_ms: u32) -> bool {
     let ticks = Duration::from_millis(tick_ms.into()) * TICKS_BEHIND;
     ring.leader.is_some() && ring.pointer_lag_seconds > LONG_BEHIND.max(ticks).as_secs_f64()

@@ -108,7 +108,7 @@ impl Watch {
     }
 }
 
-/// Waits for the next batch. Prints one line for each outage of the connection that begins during the wait.
+/// Waits for the next batch. If the connection is lost during the wait, prints one line for each outage.
 async fn next(subscription: &mut Subscription) -> Option<Result<Delivered, ClientError>> {
     let mut said = false;
     loop {

@@ -230,8 +230,8 @@ impl Connection<'_> {
     }
 
     /// Fails requests that have timed out, and checks the keep-alive, which pings a silent server. If the timer fired
-    /// more than [`SHORTEST_STALL`] late, this process was stalled. Then postpones both by [`CLOCK_BEAT`], but not
-    /// twice in a row, so that the task first reads data that arrived during the stall. After a stall, the server has
+    /// more than [`SHORTEST_STALL`] late, this process was stalled. In this case, postpones both by [`CLOCK_BEAT`], but
+    /// not twice in a row. So the task first reads data that arrived during the stall. After a stall, the server has
     /// one whole ping interval to answer.
     async fn timer_fired(&mut self) -> io::Result<()> {
         let now = Instant::now();

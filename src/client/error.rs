@@ -73,7 +73,7 @@ pub enum ClientError {
         applied: usize,
         /// The number of messages in all frames of the call.
         messages: usize,
-        /// The first failure.
+        /// The first failure whose outcome is unknown or, if there is none, the first failure.
         cause: Box<ClientError>,
     },
 

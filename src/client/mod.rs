@@ -90,12 +90,12 @@ const OVERHEAD: u32 = 64;
 /// A connection to an ackwheel server. All clones share the connection. After a loss, the client reconnects.
 ///
 /// Requests are sent in the order in which their futures are first polled. A request does not wait for the answers to
-/// earlier requests. If a future is dropped before its request is written, the request is not sent. Dropping the last
-/// clone closes the connection.
+/// earlier requests. If a future is dropped while its request still waits to be encoded, the request is not sent.
+/// Dropping the last clone closes the connection.
 ///
-/// When the connection is lost, requests that were already written fail with [`ClientError::ConnectionLost`]. Other
-/// requests wait for the next connection until their timeout. If the server refuses the next connection, the waiting
-/// requests fail with [`Refused`](ClientError::Refused).
+/// When the connection is lost, requests that may already have been written fail with [`ClientError::ConnectionLost`].
+/// Other requests wait for the next connection until their timeout. If the server refuses the next connection, the
+/// waiting requests fail with [`Refused`](ClientError::Refused).
 #[derive(Clone)]
 pub struct Client {
     connection: Arc<ReconnectingConnection>,

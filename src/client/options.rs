@@ -121,20 +121,21 @@ setters! {
     }
 }
 
-/// The options of a subscription: the group of subscribers to join, and how many unacknowledged messages the server may
-/// deliver.
+/// The options of a subscription: which group of subscribers it joins, and how many unacknowledged messages it may
+/// hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubscribeOptions {
     /// The group to join. With `None`, the server creates and names a new group, and deletes it when its last member
     /// leaves.
     pub group: Option<String>,
-    /// The maximum number of messages that are delivered and not yet acknowledged.
+    /// The credit, in messages. The server delivers another batch only while fewer messages than this are
+    /// unacknowledged.
     pub credit: u32,
     /// Whether a group that this subscription creates starts at the next batch. Otherwise the new group starts at the
     /// oldest batch that the server keeps.
     pub from_end: bool,
-    /// Whether the server deletes the group when its last member leaves. A group with this option is ephemeral and
-    /// always starts at the next batch.
+    /// Whether the server deletes the group when its last member leaves. A group that is created with this option is
+    /// ephemeral, and always starts at the next batch.
     pub ephemeral: bool,
 }
 
@@ -148,7 +149,8 @@ setters! {
     SubscribeOptions {
         /// Sets the group to join.
         group(name: impl Into<String>) = Some(name.into());
-        /// Sets the maximum number of messages that are delivered and not yet acknowledged.
+        /// Sets the credit, in messages: the server delivers another batch only while fewer messages are
+        /// unacknowledged.
         credit(messages: u32) = messages;
         /// Sets whether a new group starts at the next batch.
         from_end(from_end: bool) = from_end;

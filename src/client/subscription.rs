@@ -22,9 +22,9 @@ use crate::protocol::frame::{Body, MAX_BATCH_IDS, TimeoutBatch, Welcome};
 
 /// A stream of timeout batches.
 ///
-/// After a lost connection, the stream subscribes again with the same options. If the options name no group, it joins a
-/// new one. The reader sees no error; [`reconnects`](Subscription::reconnects) counts these events. The stream yields
-/// only an error that is not retryable, and then ends.
+/// After a lost connection, the stream subscribes again with the same options. If the options name no group, the server
+/// creates a new group for it. The reader sees no error; [`reconnects`](Subscription::reconnects) counts these events.
+/// The stream yields only an error that is not retryable, and then ends.
 ///
 /// The server redelivers a batch if it is not acknowledged in time, or if its subscriber loses the connection. The
 /// batch goes to this subscriber or to another member of the group. A redelivered batch has the same [`BatchId`].
@@ -93,7 +93,8 @@ impl Subscription {
         poll_fn(|context| self.poll(context)).await
     }
 
-    /// Acknowledges a batch, which settles it for the whole group. Returns whether the batch was unsettled before.
+    /// Acknowledges a batch, which settles it: the server does not deliver it to the group again. Returns whether the
+    /// batch was not settled before.
     ///
     /// # Errors
     ///
@@ -188,7 +189,8 @@ pub struct Delivered {
 }
 
 impl Delivered {
-    /// Acknowledges the batch, which settles it for the whole group. Returns whether the batch was unsettled before.
+    /// Acknowledges the batch, which settles it: the server does not deliver it to the group again. Returns whether the
+    /// batch was not settled before.
     ///
     /// # Errors
     ///

@@ -19,7 +19,7 @@ pub const HEAD_LENGTH: usize = 12;
 /// The number of bytes of the head that the length field counts: all but the four bytes of this field.
 pub const COUNTED_HEAD_LENGTH: usize = HEAD_LENGTH - 4;
 
-/// The maximum frame length that is accepted by default, in bytes.
+/// The maximum frame length that is accepted by default, in bytes. The length field of a frame must not exceed it.
 pub const DEFAULT_MAX_FRAME_LENGTH: u32 = 1024 * 1024;
 
 /// The maximum frame length that a server accepts until it has accepted the client's Hello, in bytes. It bounds the
@@ -162,7 +162,7 @@ pub enum Body {
     },
     /// The answer to DelMsg: one outcome per message, in order.
     DelMsgAnswer(Vec<DelOutcome>),
-    /// A request for timeout batches.
+    /// A request to join a group of subscribers and to receive its timeout batches.
     Subscribe(Subscribe),
     /// The answer to Subscribe. TimeoutBatches follow under the same correlation id.
     Subscribed {
@@ -240,7 +240,7 @@ pub struct Welcome {
     pub max_frame_length: u32,
     /// The maximum number of messages in one AddNewMsg or DelMsg.
     pub max_messages: u32,
-    /// The maximum credit of a subscription: how many messages a subscriber may hold unacknowledged.
+    /// The maximum credit of a subscription, in messages. See [`Subscribe::credit`].
     pub max_credit: u32,
     /// The ping interval, in ms. A peer that is silent for two intervals counts as disconnected.
     pub ping_interval_ms: u32,
@@ -260,16 +260,17 @@ pub enum GoAwayReason {
     Done = 2,
 }
 
-/// A request for timeout batches.
+/// A request to join a group of subscribers and to receive its timeout batches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subscribe {
     /// The group to join. If the name is empty, the server creates and names a new group, and deletes it when its last
     /// member leaves.
     pub group: String,
-    /// The credit: how many messages the subscriber may hold unacknowledged, at least 1.
+    /// The credit, in messages, at least 1. The server delivers another batch only while fewer messages than this are
+    /// unacknowledged.
     pub credit: u32,
-    /// Whether the server deletes the group when its last member leaves. A group with this option is ephemeral and
-    /// always starts at the next batch.
+    /// Whether the server deletes the group when its last member leaves. A group that is created with this option is
+    /// ephemeral, and always starts at the next batch.
     pub ephemeral: bool,
     /// Whether a group that this request creates starts at the next batch. Otherwise the new group starts at the oldest
     /// batch that the server keeps.

@@ -117,7 +117,7 @@ impl<'a> Fields<'a> {
         self.text(bytes, field)
     }
 
-    /// Reads a count from 1 to `most`.
+    /// Reads the number of messages or batch ids in the frame, which must be from 1 to `most`.
     pub(super) fn count(&mut self, most: usize) -> Result<usize, Refusal> {
         let count = self.u32("count")?;
         match usize::try_from(count) {

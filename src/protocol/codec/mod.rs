@@ -116,7 +116,7 @@ impl Codec {
         Codec { max_frame_length }
     }
 
-    /// Removes the next frame from the received bytes. Returns `None` if the frame is not complete yet.
+    /// Removes the next frame from the received bytes and decodes it. Returns `None` if the frame is not complete yet.
     ///
     /// This function reserves no memory for the rest of an incomplete frame: the buffer grows only with the received
     /// bytes. Otherwise twelve bytes from each of a thousand unknown clients would reserve a gigabyte, at 1 MiB a
