@@ -23,8 +23,8 @@ pub struct Report {
     pub pairs_per_second: Option<f64>,
     /// Requests answered per second.
     pub frames_per_second: f64,
-    /// Pairs of an add and a delete, or Pings, that were due at a fixed rate and never made: the server or the bench
-    /// was too slow. Their latency is understated, because it counts only until the bench gave them up.
+    /// Pairs of an add and a delete, or Pings, that were due at a fixed rate and never made. The server or the bench
+    /// was too slow for them. Their latency is understated, because it counts only until the bench gave them up.
     pub not_made: u64,
     /// The latency from request to answer, in us. At a fixed rate, it counts from the time at which the request was
     /// due. The keys are `add`, `del` and `ping`. A kind of request that was not made has no key.

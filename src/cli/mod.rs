@@ -119,8 +119,8 @@ pub fn parse() -> Result<Cli, ExitCode> {
     })
 }
 
-/// Adds a tip with the right flag to the error, if the command line has `--addr` or `--admin` with a verb that does not
-/// take it.
+/// Adds a tip with the right flag to the error, if the verb does not take the `--addr` or `--admin` of the command
+/// line.
 fn name_address(error: &mut clap::Error) {
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return };
     let usage = error.get(ContextKind::Usage).map(ToString::to_string).unwrap_or_default();
