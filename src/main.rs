@@ -1,6 +1,7 @@
-//! The `ackwheel` program, with the life of a sidecar in five steps: check, build, announce, serve, drain.
+//! The `ackwheel` program. A sidecar (the ackwheel server) runs in five steps: check the settings, build, announce,
+//! serve, drain.
 //!
-//! `ackwheel serve` runs [`serve`]. The module `cli` has the other verbs.
+//! The verb `serve` of the command line runs the function [`serve`]. The module `cli` runs all other verbs.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -22,7 +23,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Checks the settings, starts the log and the runtime, and runs a sidecar until it is drained.
+/// Checks the settings and starts the log and the Tokio runtime. Then runs a sidecar until it has drained: until its
+/// messages in flight are delivered or kept.
 fn serve(arguments: Serve) -> Result<(), Failure> {
     let Some(config) = arguments.check()? else { return Ok(()) };
     logging::start(&config.log, config.log_format, clock::monotonic)?;
@@ -34,19 +36,19 @@ fn serve(arguments: Serve) -> Result<(), Failure> {
         tokio::runtime::Builder::new_multi_thread().worker_threads(config.threads).enable_all().build()?;
     runtime.spawn(logging::report_left_out());
     let outcome = runtime.block_on(run_sidecar(config));
-    // Does not wait for blocking threads: only name lookups run there, and a resolver may never answer.
+    // Do not wait for Tokio's blocking threads: they run only name lookups, and a resolver may never answer.
     runtime.shutdown_background();
     outcome
 }
 
 async fn run_sidecar(config: Config) -> Result<(), Failure> {
     app::raise_open_files_limit(&config);
-    // Listen before the announcement: a process that waits for it may send a signal at once.
+    // Listen for signals before the announcement: a process that waits for the announcement may send a signal at once.
     let mut signals = StopSignals::listen()?;
     let manager = ServiceManager::of_process();
 
-    // Build. Before the store is open, the sidecar accepts no connection and reads no state file. So a stop needs no
-    // drain.
+    // Build. Until the store is open, the sidecar accepts no connection and reads no state file. So a signal during
+    // this step needs no drain.
     manager.starting("opening the store").await;
     let socket = config.socket.clone();
     let sidecar = tokio::select! {

@@ -1,4 +1,5 @@
-//! The sockets of a load. One task per connection works in rounds of one read and one write.
+//! The connections of a load (one run of the bench). One task per connection works in rounds. In each round it writes
+//! requests, reads bytes, and handles the answers in them.
 
 use std::convert::Infallible;
 use std::io;
@@ -20,14 +21,15 @@ use super::traffic::{Traffic, WRITE_AHEAD};
 use crate::client::OpenConnection;
 use crate::ticker::precise_timer::PreciseTimer;
 
-/// The maximum time for an answer. It is long, because a server whose store is unreachable holds DelMsgs until the
-/// store is back.
+/// The maximum time without bytes from the server while requests are unanswered. It is long, because a server whose
+/// store is unreachable answers deletes only when the store is back.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How many bytes of buffer are reserved for a read. The longest answer, to a DelMsg of 32,768 messages, fits twice.
+/// The number of bytes of buffer that are reserved for a read. The longest answer, to a DelMsg of 32,768 messages, has
+/// less than a third of this length.
 const READ_LENGTH: usize = 128 * 1024;
 
-/// The counters of a connection that has finished a phase, or the error that ended the connection.
+/// The report of a connection at the end of a phase of the load: its counters, or the error that ended the connection.
 pub(super) type Arrival = Result<Counters, String>;
 
 /// One connection that carries load.
@@ -65,7 +67,8 @@ impl Connection {
         }
     }
 
-    /// Works on each phase and reports its end, until the load is over.
+    /// Carries out each phase that `phases` announces, and then sends the counters or an error to `arrivals`. Ends
+    /// after the last phase or an error.
     pub(super) async fn serve(
         mut self,
         mut phases: watch::Receiver<Phase>,
@@ -117,7 +120,8 @@ impl Connection {
         }
     }
 
-    /// Sets the timer to the times at which requests are due.
+    /// Sets the timer to fire whenever the schedule says that requests are due. Turns the timer off if there is no
+    /// schedule.
     fn start_timer(&mut self, schedule: Option<Schedule>) {
         let Some(schedule) = schedule else { return self.period = 0 };
         self.period = schedule.period();
@@ -126,12 +130,13 @@ impl Connection {
         self.timer.set_every(now, first, Duration::from_nanos(self.period));
     }
 
-    /// Writes requests and handles answers. Returns after a read, or when more requests can be made.
+    /// Writes requests and handles answers. Returns after a read, when more requests can be made, or after a check of
+    /// how long the server has been silent.
     async fn exchange(&mut self) -> Result<(), String> {
         std::future::poll_fn(|context| self.poll(context)).await?;
         let taken = self.traffic.answers(&self.socket.incoming.bytes, self.shared.now(), &mut self.output)?;
-        // Move the rest to the front of the buffer. If the front advanced with each round, the rounds would use more
-        // memory than fits into the caches.
+        // Move the bytes that are not decoded yet to the front of the buffer. If each round read into new memory
+        // instead, the rounds would use more memory than fits into the caches.
         self.socket.incoming.bytes.copy_within(taken.., 0);
         self.socket.incoming.bytes.truncate(self.socket.incoming.bytes.len() - taken);
         Ok(())
@@ -185,7 +190,7 @@ fn lost(error: &io::Error) -> String {
     format!("a connection was lost: {error}")
 }
 
-/// Serves a connection that only answers Pings. Records an error if the connection ends.
+/// Answers the server's Pings on a connection without load. Records an error if the connection ends.
 pub(super) async fn idle(mut socket: OpenConnection, shared: Arc<LoadState>) {
     let Err(cause) = answer_pings(&mut socket).await;
     shared.errors.record(format!("an idle connection ended: {cause}"));

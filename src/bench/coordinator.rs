@@ -1,4 +1,4 @@
-//! Coordinates a load: starts each phase, waits for its end, and makes the report.
+//! Coordinates a load (one run of the bench): starts each phase, waits for its end, and makes the report.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,7 +19,8 @@ use crate::protocol::frame::Welcome;
 /// How often progress is reported.
 const REPORT_EVERY: Duration = Duration::from_millis(100);
 
-/// The time after its ack timeout at which a message that did not time out counts as missing.
+/// How long the coordinator waits for timeout batches after the time at which all messages must have timed out. A
+/// message that has not arrived by then counts as missing.
 const LENIENCE: Duration = Duration::from_secs(5);
 
 /// The coordinator of a load.
@@ -34,7 +35,7 @@ pub(super) struct Coordinator<'a> {
     pub(super) reported: (u64, u64),
 }
 
-/// The results of a measurement, except the recorded times.
+/// The results of a measurement, except the times, which are in the recorders of [`LoadState`].
 struct Measured {
     counters_of: Vec<Counters>,
     client_cpu_seconds: f64,
@@ -65,7 +66,7 @@ impl Coordinator<'_> {
         }
         self.phases.send_replace(Phase::Done);
         if let Some(clock) = clock {
-            // The task does not panic, and it records its own errors.
+            // This task does not panic, and it records its own errors.
             let _ = clock.await;
         }
         Ok(self.report(&welcome, measured))
@@ -77,6 +78,7 @@ impl Coordinator<'_> {
     }
 
     /// Waits until all connections have finished the phase, or until the time `until`, in ns since the load began.
+    /// Reports the progress of `stage` while it waits.
     async fn all_arrive(&mut self, stage: &'static str, until: Option<u64>) -> Result<(), BenchError> {
         let begun = (self.shared.now(), self.shared.messages.load(Ordering::Relaxed));
         let mut report = every(REPORT_EVERY);
@@ -95,8 +97,8 @@ impl Coordinator<'_> {
         Ok(())
     }
 
-    /// Returns the share of the phase that is done. The phase began at the time `begun_at`, when `begun_with` messages
-    /// were answered.
+    /// Returns the share of the phase that is done. `begun_at` is the time at which the phase began, in ns since the
+    /// load began. `begun_with` is the number of messages that were answered by then.
     fn share(&self, (begun_at, begun_with): (u64, u64)) -> f64 {
         let options = &self.shared.options;
         match *self.phases.borrow() {

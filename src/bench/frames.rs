@@ -14,16 +14,17 @@ use crate::protocol::frame::{
 /// The number of the outcome "acked" in a DelMsgAnswer.
 const ACKED: u8 = 1;
 
-/// Returns the length of an AddNewMsg's body with `messages` messages.
+/// Returns the number of bytes in the body of an AddNewMsg, the request that adds messages. `with_clients` says whether
+/// the messages have client ids.
 pub(super) const fn add_body_length(messages: usize, with_clients: bool) -> usize {
     8 + messages * if with_clients { 16 } else { 8 }
 }
 
-/// The bytes that fill the payload of a Ping after its number.
+/// The bytes that follow the number in the payload of a Ping, repeated up to its end.
 const FILLING: [u8; 8] = [0xa5; 8];
 
-/// Appends a Ping whose payload of `length` bytes is `number` and filling. `length` must be a multiple of 8 from 8 to
-/// 64, like the length of an AddNewMsg's body.
+/// Appends a Ping. Its payload is `number`, followed by [`FILLING`] up to `length` bytes. `length` must be a multiple
+/// of 8 from 8 to 64.
 pub(super) fn put_ping(out: &mut BytesMut, correlation: u32, number: u64, length: usize) {
     let mut ping = [FILLING[0]; HEAD_LENGTH + MAX_PING_LENGTH];
     ping[..8].copy_from_slice(&begin(HEAD_LENGTH + length, FrameType::Ping, 0).to_be_bytes());
@@ -32,7 +33,7 @@ pub(super) fn put_ping(out: &mut BytesMut, correlation: u32, number: u64, length
     out.extend_from_slice(&ping[..HEAD_LENGTH + length]);
 }
 
-/// Returns the complete frame at the front of the bytes, if there is one. Fails if its length is invalid.
+/// Returns the frame at the front of the bytes, or `None` if it is not complete yet. Fails if its length is invalid.
 pub(super) fn next_frame(bytes: &[u8]) -> Result<Option<&[u8]>, String> {
     let Some(length) = u32_at(bytes, 0) else { return Ok(None) };
     if (length as usize) < COUNTED_HEAD_LENGTH || length > DEFAULT_MAX_FRAME_LENGTH {
@@ -49,23 +50,25 @@ fn u64_at(frame: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_be_bytes(*frame.get(at..)?.first_chunk()?))
 }
 
-/// Returns the correlation id of a complete frame.
+/// Returns the correlation id of a complete frame, which links an answer to its request.
 pub(super) fn correlation(frame: &[u8]) -> u32 {
     u32_at(frame, 8).unwrap_or_default()
 }
 
-/// Returns the deadline in the answer to an AddNewMsg of `count` messages, if all of them were added.
+/// Returns the deadline, the tick at whose end the messages time out, from the answer to an AddNewMsg. Returns `None`
+/// unless the frame says that all `count` messages were added.
 pub(super) fn added(frame: &[u8], count: u32) -> Option<u64> {
     let length = HEAD_LENGTH + 16 + (count as usize).div_ceil(8);
     let (found, deadline, counts) = (u64_at(frame, 0)?, u64_at(frame, 12)?, u64_at(frame, 20)?);
-    // The lower half of `counts` is the number of re-armed messages, which must be 0.
+    // The lower 32 bits of `counts` are the number of re-armed messages (messages that were in flight already), which
+    // must be 0.
     let right = found == begin(length, FrameType::AddNewMsgAnswer, 0)
         && counts == u64::from(count) << 32
         && frame[HEAD_LENGTH + 16..].iter().all(|bits| *bits == 0);
     right.then_some(deadline)
 }
 
-/// Returns whether the frame answers a DelMsg of `count` messages, all of which were acknowledged.
+/// Returns whether the frame answers a DelMsg of `count` messages and says that all of them were acknowledged.
 pub(super) fn acked(frame: &[u8], count: u32) -> bool {
     u64_at(frame, 0) == Some(begin(HEAD_LENGTH + 4 + count as usize, FrameType::DelMsgAnswer, 0))
         && u32_at(frame, 12) == Some(count)
@@ -79,7 +82,7 @@ pub(super) fn echoed(frame: &[u8], number: u64, length: usize) -> bool {
         && frame[HEAD_LENGTH + 8..].chunks(FILLING.len()).all(|eight| eight == FILLING)
 }
 
-/// Describes a wrong answer. Fails if the answer cannot be decoded.
+/// Describes a wrong answer to the request `sent`. Fails if the answer cannot be decoded.
 #[cold]
 pub(super) fn wrong(frame: &[u8], sent: Sent) -> Result<String, String> {
     let request = match sent.kind {
@@ -108,8 +111,8 @@ pub(super) fn wrong(frame: &[u8], sent: Sent) -> Result<String, String> {
     })
 }
 
-/// Handles a frame that answers no request. Answers a Ping in `out`. Returns a text if the frame is wrong. Fails if the
-/// connection can no longer be used.
+/// Handles a frame that answers no request. Answers a Ping in `out`. Returns an error text if the server must not send
+/// such a frame. Fails if the connection can no longer be used.
 #[cold]
 pub(super) fn unsolicited(frame: &[u8], out: &mut BytesMut) -> Result<Option<String>, String> {
     let Frame { correlation, body } = decode(frame)?;
@@ -146,8 +149,8 @@ pub(super) enum Kind {
     Ping,
 }
 
-/// A request in flight. It takes half of a cache line, because the requests of all connections share the caches with
-/// the server.
+/// A request in flight. Its size is half of a cache line (32 bytes), because the requests of all connections share the
+/// caches with the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sent {
     /// When the request was sent or, at a fixed rate, when it was due, in ns since the load began.
@@ -155,8 +158,8 @@ pub(super) struct Sent {
     /// The number of the first message, or the number of the Ping.
     pub(super) first: u64,
     correlation: u32,
-    /// The time from `at` until the request was made, in ns. A longer time is cut to about four seconds. So the request
-    /// may seem to be made too early, but never too late.
+    /// The time from `at` until the request was encoded, in ns, cut to about four seconds (the range of a `u32`). So
+    /// [`Sent::made_at`] may return too early a time, but never too late a time.
     made_after: u32,
     /// How many messages the request has; 0 after it is answered.
     pub(super) count: u32,
@@ -167,31 +170,31 @@ pub(super) struct Sent {
 const _: () = assert!(size_of::<Sent>() == 32, "two of them are a cache line");
 
 impl Sent {
-    /// Creates a request that was due at `at` and made at `made_at`.
+    /// Creates a request that was due at `at` and encoded at `made_at`.
     pub(super) fn new(kind: Kind, first: u64, count: u32, at: u64, made_at: u64) -> Sent {
         let made_after = u32::try_from(made_at.saturating_sub(at)).unwrap_or(u32::MAX);
         Sent { at, first, correlation: 0, made_after, count, kind }
     }
 
-    /// Returns when the request was made. It was sent at this time or later.
+    /// Returns when the request was encoded. It was written at this time or later.
     pub(super) fn made_at(&self) -> u64 {
         self.at + u64::from(self.made_after)
     }
 }
 
-/// The number of slots per request of the pipeline. Answers may come in any order, but a slot is free only after all
-/// earlier requests are answered. So answered requests occupy slots for some time.
+/// The number of slots for each unanswered request that the pipeline allows. Answers may come in any order, but a slot
+/// is free only after all earlier requests are answered. So answered requests still occupy slots for some time.
 const SPARE: usize = 2;
 
 /// The unanswered requests, in a ring of slots. The correlation id gives the slot, so no search is needed.
 #[derive(Debug)]
 pub(super) struct Outstanding {
     slots: Box<[Sent]>,
-    /// The pipeline: how many requests may be unanswered.
+    /// The pipeline: the maximum number of unanswered requests.
     pipeline: usize,
     /// How many requests are unanswered.
     count: usize,
-    /// The sequence number of the next request; its lower half is the correlation id.
+    /// The sequence number of the next request. Its lower 32 bits are the correlation id.
     next: u64,
     /// The sequence number before which all requests are answered.
     oldest: u64,
@@ -229,7 +232,8 @@ impl Outstanding {
         self.next as u32
     }
 
-    /// Stores a request of at least one message under the id of [`next_correlation`](Outstanding::next_correlation).
+    /// Stores a request under the correlation id that [`next_correlation`](Outstanding::next_correlation) returns. The
+    /// request must have at least one message.
     pub(super) fn push(&mut self, sent: Sent) {
         debug_assert!(sent.count > 0, "a place without messages is free");
         let correlation = self.next_correlation();

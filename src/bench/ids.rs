@@ -1,24 +1,24 @@
 //! Computes the message ids of a load from message numbers. The ids are distinct and look random.
 //!
-//! Message number n of connection c has the id `mix(seed + (c << 40 | n))`. The mixer is invertible, so the connection
-//! and the number can be computed from the id of a timed-out message. The load stores counters instead of ids, so it
-//! can keep twenty million messages in flight.
+//! Message number n of connection c has the id `mix(seed + (c << 40 | n))`. The function [`mix`] is invertible, so the
+//! connection and the number can be computed from the id of a timed-out message. The load stores counters instead of
+//! ids, so it can keep twenty million messages in flight.
 
 use crate::core::{Message, mix};
 
 /// The number of low bits that hold the message number in an id before mixing. The higher bits hold the connection.
 const NUMBER_BITS: u32 = 40;
 
-/// A salt that makes the order of adds and dels independent of the ids.
+/// A salt that makes the order of adds and deletes independent of the ids.
 const ORDER_SALT: u64 = 0xa076_1d64_78bd_642f;
 /// A salt that makes the choice of acknowledged messages independent of the ids.
 const FATE_SALT: u64 = 0x9e37_79b9_7f4a_7c15;
-/// A salt that makes the clients independent of the ids.
+/// A salt that makes the client ids independent of the message ids.
 const CLIENT_SALT: u64 = 0xd1b5_4a32_d192_ed03;
 
-/// The inverse of the mixer's first multiplier.
+/// The inverse of the first multiplier of [`mix`], modulo 2^64.
 const FIRST_INVERSE: u64 = 0x96de_1b17_3f11_9089;
-/// The inverse of the mixer's second multiplier.
+/// The inverse of the second multiplier of [`mix`], modulo 2^64.
 const SECOND_INVERSE: u64 = 0x3196_42b2_d24d_8ec3;
 
 /// Inverts [`mix`].
@@ -36,13 +36,14 @@ pub(super) struct Ids {
     acked_below: u64,
     pub(super) all_are_acked: bool,
     with_clients: bool,
-    /// The number of the extra connection that asks for the current tick. All its messages are acknowledged.
+    /// The number of the extra connection that asks for the server's current tick. All messages of this connection are
+    /// acknowledged.
     pub(super) clock_connection: u64,
 }
 
 impl Ids {
     /// Creates the rules of a load with this number of connections. `acked` is the share of messages to acknowledge,
-    /// from 0 to 1.
+    /// from 0 to 1. `with_clients` says whether messages have client ids.
     pub(super) fn new(seed: u64, acked: f64, with_clients: bool, connections: usize) -> Ids {
         #[expect(
             clippy::cast_possible_truncation,
@@ -67,12 +68,12 @@ impl Ids {
             || mix(self.seed ^ FATE_SALT ^ (connection << NUMBER_BITS | number)) < self.acked_below
     }
 
-    /// Returns a pseudorandom bit.
+    /// Returns a pseudorandom bit for a connection and a number.
     pub(super) const fn draw(&self, connection: u64, number: u64) -> bool {
         mix(self.seed ^ ORDER_SALT ^ (connection << NUMBER_BITS | number)) & 1 == 1
     }
 
-    /// Returns the connection and the number of a message. Returns `None` if the message is not of this load.
+    /// Returns the connection and the number of a message. Returns `None` if the message does not belong to this load.
     pub(super) fn origin(&self, message: Message) -> Option<(u64, u64)> {
         let plain = unmix(message.msg_id.0).wrapping_sub(self.seed);
         let (connection, number) = (plain >> NUMBER_BITS, plain & ((1 << NUMBER_BITS) - 1));
@@ -81,16 +82,18 @@ impl Ids {
     }
 }
 
-/// The multiplier that scatters numbers within a block. It is odd, so distinct numbers stay distinct.
+/// The multiplier that scatters message numbers within a block (see [`acknowledged`]). It is odd, so distinct numbers
+/// stay distinct.
 const SCATTER: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Returns the number of the message to acknowledge at position `nth`. `in_flight` messages are in flight at a time,
-/// and `added` were added so far.
+/// Returns the number of the message that a connection acknowledges at position `nth`, counted from 0. `in_flight` is
+/// the number of messages that the connection keeps in flight. `added` is the number of messages that it has added so
+/// far.
 ///
-/// Numbers are permuted within blocks. The size of a block is a power of two and at most a quarter of `in_flight`. So a
-/// message stays in flight at most a quarter longer than the average. A block whose end is not added yet keeps its
-/// order, so that no message is acknowledged before it is added. A connection begins such a block only after its last
-/// add.
+/// The order of the numbers is permuted within blocks. The size of a block is a power of two and at most a quarter of
+/// `in_flight`. So a message stays in flight at most a quarter longer than the average. If the last number of a block
+/// is not added yet, the block keeps its order. So no message is acknowledged before it is added. A connection reaches
+/// such a block only after its last add. So no block changes its order halfway.
 pub const fn acknowledged(nth: u64, in_flight: u64, added: u64) -> u64 {
     let Some(bits) = (in_flight / 4).checked_ilog2() else { return nth };
     // A mask of the low bits gives the position in the block. A division would cost as much as the rest of this

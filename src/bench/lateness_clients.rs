@@ -1,5 +1,5 @@
-//! Two clients that measure how late timeouts are: one collects the batches, the other asks for the server's current
-//! tick.
+//! Two clients that measure how late timeouts are: one collects the timeout batches, the other asks for the server's
+//! current tick (its unit of time).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,8 +14,8 @@ use super::{BenchError, lost};
 use crate::client::{AddOptions, Client, SubscribeOptions, Subscription};
 use crate::ticker::precise_timer::PreciseTimer;
 
-/// How long the load may go without an answer that tells the current tick. After that, the server is asked for the
-/// tick.
+/// The maximum age of the latest request whose answer told the current tick. If that request is older, a client asks
+/// the server for the tick.
 const UNKNOWN_FOR: Duration = Duration::from_millis(1);
 
 /// The pause between an answer and the next question for the tick. The measured lateness is too high by at most this
@@ -26,7 +26,8 @@ const ASKED_AGAIN: Duration = Duration::from_micros(100);
 /// count as late.
 const UNLOOKED_AT: Duration = Duration::from_millis(10);
 
-/// The credit of the subscriber, in messages.
+/// The credit of the subscriber, in messages. The server delivers another batch only while fewer messages are
+/// unacknowledged.
 const CREDIT: u32 = 262_144;
 
 /// Subscribes and starts a task that collects every timeout batch until the runtime ends.
@@ -51,7 +52,7 @@ async fn collect(mut subscription: Subscription, shared: Arc<LoadState>) {
             reconnects = subscription.reconnects();
             shared.errors.record("the subscription was lost, and batches with it");
         }
-        // Acknowledge in another task: a batch that waited for this answer would count as late.
+        // Acknowledge in another task: if this task waited for the answer, the next batch would count as late.
         let shared = Arc::clone(&shared);
         tokio::spawn(async move {
             if let Err(error) = delivered.ack().await {
@@ -63,8 +64,8 @@ async fn collect(mut subscription: Subscription, shared: Arc<LoadState>) {
     }
 }
 
-/// Opens a connection and starts a task that asks the server for its current tick. The task asks if the load has not
-/// learned the tick for [`UNKNOWN_FOR`]. After the load, it ends when its last message is deleted.
+/// Opens a connection and starts a task that asks the server for its current tick. The task asks only if the load did
+/// not learn the tick during [`UNKNOWN_FOR`]. The task ends after the load, when its last message is deleted.
 pub(super) async fn ask_for_ticks(
     shared: &Arc<LoadState>,
     phases: watch::Receiver<Phase>,

@@ -13,15 +13,15 @@ use super::timeouts::Timeouts;
 use crate::clock::Clock;
 use crate::protocol::frame::Welcome;
 
-/// The phase of a load, which says what each connection does.
+/// A phase of a load (one run of the bench). It says what each connection does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     /// Open connections and answer Pings.
     Rest,
-    /// Add messages until the window of the connection is full.
+    /// Add messages until each connection has its share of the messages in flight.
     Fill,
-    /// Add and delete, or ping, between these times in ns since the load began. This phase is measured. Requests that
-    /// were due before the end are still made after it.
+    /// Add and delete, or ping, between these times in ns since the load began. This phase is measured. At a fixed
+    /// rate, requests that were due before the end are still made for up to one second after it.
     Measure { from: u64, until: u64 },
     /// Delete the remaining messages.
     Clean,
@@ -39,9 +39,9 @@ pub(super) struct LoadState {
     pub(super) frames: AtomicU64,
     /// The number of messages in these requests.
     pub(super) messages: AtomicU64,
-    /// When the latest AddNewMsg was sent whose answer told the current tick, in ns since the load began.
+    /// When the latest add request was sent whose answer told the server's current tick, in ns since the load began.
     pub(super) ticked_at: AtomicU64,
-    /// A recorder for each thread that makes load.
+    /// One recorder of latencies for each thread that makes load.
     pub(super) recorders: Vec<Mutex<Recorder>>,
     pub(super) timeouts: Mutex<Timeouts>,
     /// The Welcome of the server.

@@ -14,8 +14,8 @@
 //! in place (`frames`), computes ids instead of storing them (`ids`), and reads the clock once per round. Requests that
 //! are sent together and answered together are one record of a histogram.
 //!
-//! A load is one run of the bench. It fills the wheel to [`BenchOptions::in_flight`] messages and measures for
-//! [`BenchOptions::seconds`]. Then it deletes the remaining messages and waits for those that must time out.
+//! A load is one run of the bench. It adds [`BenchOptions::in_flight`] messages and measures for
+//! [`BenchOptions::seconds`]. Then it deletes the remaining messages, and waits for the messages that must time out.
 //!
 //! ```no_run
 //! use ackwheel::bench::{self, BenchOptions};

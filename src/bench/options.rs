@@ -42,12 +42,12 @@ pub struct BenchOptions {
     #[arg(skip = Address::Tcp { host: "127.0.0.1".to_owned(), port: 7415 })]
     #[serde(skip)]
     pub address: Address,
-    /// The token, the TLS certificates and the connect timeout. A bench sets its own name and request timeout.
+    /// The options of the connections. The bench replaces the client name and the request timeout.
     #[arg(skip)]
     #[serde(skip)]
     pub client: ClientOptions,
-    /// The admin address of the sidecar, as host:port. `None` leaves the server's CPU time and memory out of the
-    /// report.
+    /// The admin address of the sidecar, as host:port. With `None`, the report does not contain the server's CPU time
+    /// and memory.
     #[arg(skip = Some("127.0.0.1:7416".to_owned()))]
     #[serde(skip)]
     pub admin: Option<String>,
@@ -120,20 +120,20 @@ impl Default for BenchOptions {
 /// The maximum time to measure, in seconds: one week.
 const MAX_SECONDS: f64 = 7.0 * 86_400.0;
 
-/// The maximum number of connections: no machine has more ports.
+/// The maximum number of connections: a machine has no more ports for connections to one server.
 const MAX_CONNECTIONS: usize = 65_536;
-/// The maximum number of unanswered requests per connection, which limits the memory for them.
+/// The maximum number of unanswered requests per connection. It limits the memory for these requests.
 const MAX_PIPELINE: usize = 65_536;
 
 /// The default number of requests of one connection that may be unanswered.
 const PIPELINE: usize = 256;
 
-/// The range of `--burst-every`. No machine checks its timers more often than the minimum. Beyond the maximum, the load
-/// would be a few large bursts instead of a rate.
+/// The valid values of `--burst-every`. No machine checks its timers more often than the minimum. Above the maximum,
+/// the load would be a few large bursts instead of a steady rate.
 const BURST_EVERY: RangeInclusive<Duration> = Duration::from_micros(100)..=Duration::from_secs(1);
 
 impl BenchOptions {
-    /// Checks that the options are possible for some server.
+    /// Checks the options as far as possible without the limits of the server.
     pub(super) fn check(&self) -> Result<(), String> {
         for (flag, value, most) in [
             ("--connections", self.connections, MAX_CONNECTIONS),
@@ -175,7 +175,7 @@ impl BenchOptions {
         Ok(())
     }
 
-    /// Checks that the options are possible for the server with this Welcome.
+    /// Checks that the options fit the limits in the Welcome of the server.
     pub(super) fn check_with(&self, welcome: &Welcome) -> Result<(), String> {
         if self.op == Op::Ping {
             return Ok(());
@@ -209,8 +209,7 @@ impl BenchOptions {
     /// Returns how many requests of one connection may be unanswered.
     pub(super) fn pipeline(&self) -> usize {
         self.pipeline.unwrap_or_else(|| {
-            // At a fixed rate, waiting for answers must not limit the load. So the pipeline holds two bursts of
-            // requests.
+            // At a fixed rate, waiting for answers must not limit the load. So this number is two bursts of requests.
             let pairs = self.schedule(0, 0).map_or(0, |schedule| schedule.burst);
             let requests = pairs.saturating_mul(if self.op == Op::Ping { 2 } else { 4 });
             usize::try_from(requests).unwrap_or(MAX_PIPELINE).clamp(PIPELINE, MAX_PIPELINE)

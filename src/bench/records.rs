@@ -1,11 +1,12 @@
-//! Records the measurements of a load: latencies, times of ticks, counters and errors.
+//! Records the measurements of a load (one run of the bench): latencies, the times of the server's ticks, counters and
+//! errors.
 
 use std::fmt::Display;
 
 use hdrhistogram::Histogram;
 use parking_lot::Mutex;
 
-/// The maximum latency that the histograms distinguish, in ns: one minute. A longer latency counts as one minute.
+/// The maximum latency in the histograms, in ns: one minute. A longer latency counts as one minute.
 const LONGEST: u64 = 60_000_000_000;
 
 /// The number of significant digits of a latency.
@@ -23,7 +24,8 @@ pub(super) struct Recorder {
     pub(super) adds: Histogram<u64>,
     /// Latencies of DelMsg.
     pub(super) dels: Histogram<u64>,
-    /// The time at which the last request with each deadline was sent.
+    /// For each deadline (the tick at whose end messages time out), the time at which the last request that got this
+    /// deadline was sent.
     pub(super) tick_times: TickTimes,
 }
 
@@ -53,7 +55,8 @@ pub(super) struct Run {
 }
 
 impl Run {
-    /// Adds an answer to the run. If the run was sent at another time, first records the run and starts a new one.
+    /// Adds an answered request to the run. If the requests of the run were sent at another time, first records the run
+    /// and starts a new one.
     pub(super) fn extend(&mut self, sent_at: u64, now: u64, histogram: &mut Histogram<u64>) {
         if self.sent_at != sent_at {
             self.record(now, histogram);
@@ -62,7 +65,7 @@ impl Run {
         self.count += 1;
     }
 
-    /// Records the run, and starts an empty one.
+    /// Records the time from sending until `now` once for each request of the run, and starts an empty run.
     pub(super) fn record(&mut self, now: u64, histogram: &mut Histogram<u64>) {
         // A record with a count of 0 would still change the maximum.
         if self.count > 0 {
@@ -74,8 +77,8 @@ impl Run {
 
 /// For each deadline, the time at which the last request was sent that got this deadline.
 ///
-/// All messages of a load have the same ack timeout k. So a deadline d tells that the server's current tick was d - k.
-/// This tick cannot have ended before the last request with deadline d was sent.
+/// All messages of a load have the same ack timeout of k ticks. So a request that got the deadline d reached the server
+/// in tick d - k. This tick cannot have ended before the request was sent.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TickTimes {
     /// Pairs of deadline and sending time, in the order of the answers. A deadline appears again if answers with
@@ -120,11 +123,11 @@ pub(super) struct Counters {
     pub(super) acked: u64,
     /// Requests answered during the measurement.
     pub(super) frames: u64,
-    /// Pairs or Pings that were due at a fixed rate and never made.
+    /// Pairs of an add and a delete, or Pings, that were due at a fixed rate and never made.
     pub(super) not_made: u64,
     /// Messages added since the load began that must time out.
     pub(super) left_to_time_out: u64,
-    /// Message numbers used since the load began.
+    /// How many message numbers the connection has used since the load began.
     pub(super) numbers: u64,
 }
 
@@ -144,7 +147,7 @@ impl Errors {
         self.count(|known| *known == text, || text.clone());
     }
 
-    /// Counts an error of a kind. Keeps only the first example of each kind.
+    /// Counts an error. Keeps a text, made of `kind` and `example`, only for the first error of this kind.
     pub(super) fn record_kind(&self, kind: &str, example: impl Display) {
         self.count(|known| known.starts_with(kind), || format!("{kind} ({example})"));
     }
@@ -157,7 +160,7 @@ impl Errors {
         }
     }
 
-    /// Returns how many errors there were, and the first different texts.
+    /// Returns the number of errors, and the first different texts.
     pub(super) fn first(&self) -> (u64, Vec<String>) {
         self.inner.lock().clone()
     }

@@ -18,21 +18,22 @@ pub struct Report {
     pub options: BenchOptions,
     /// The option `burst_every` in ms; `None` without a fixed rate.
     pub burst_every_ms: Option<f64>,
-    /// Pairs of an added and a finished message, per second; `None` for Pings.
+    /// Pairs of an added and an acknowledged message, per second. If messages must time out, this is the number of
+    /// added messages per second. `None` for Pings.
     pub pairs_per_second: Option<f64>,
     /// Requests answered per second.
     pub frames_per_second: f64,
-    /// Pairs or Pings that were due at a fixed rate and never made, because the server or the bench was too slow. Their
-    /// latency counts until the bench gave them up, so it is understated.
+    /// Pairs of an add and a delete, or Pings, that were due at a fixed rate and never made. The server or the bench
+    /// was too slow for them. Their latency is understated, because it counts only until the bench gave them up.
     pub not_made: u64,
     /// The latency from request to answer, in us. At a fixed rate, it counts from the time at which the request was
-    /// due. The keys are `add`, `del` and `ping`, without the kinds of request that were not made.
+    /// due. The keys are `add`, `del` and `ping`. A kind of request that was not made has no key.
     pub latency_us: BTreeMap<&'static str, Latency>,
-    /// The time from the end of a tick to the arrival of its batch, in ms, counted per message; `None` if nothing timed
-    /// out. The time is never understated. It is overstated at most by the time between two AddNewMsgs plus the latency
-    /// of one.
+    /// The time from the end of a tick (the server's unit of time) to the arrival of its timeout batch, in ms, counted
+    /// per message. `None` if nothing timed out. The time is never understated. It is overstated by at most the time
+    /// between two add requests plus the latency of one.
     pub timeout_lateness_ms: Option<Latency>,
-    /// How many messages of this load timed out, as they had to.
+    /// How many messages of this load timed out. Messages that the load had to acknowledge do not count.
     pub timed_out: u64,
     /// How many messages of other clients timed out at the same server.
     pub timed_out_of_others: u64,
@@ -51,7 +52,7 @@ pub struct Report {
     pub server_problem: Option<String>,
 }
 
-/// The quantiles of a time.
+/// The quantiles of a measured time, in the unit of the report's field.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Latency {
     /// The median.
@@ -102,8 +103,8 @@ pub(super) fn of_server(admin: &str) -> Result<ServerFigures, String> {
 
 /// Sends a GET request to an admin endpoint. Returns the status and the text of the answer. Blocks.
 pub(crate) fn get(url: &str, timeout: Duration) -> Result<(StatusCode, String), String> {
-    // The sidecar is on the same network, so no proxy is used. An error status is no failure here, because its text is
-    // useful.
+    // The sidecar is on the same network, so no proxy is used. An error status is no failure here, because callers show
+    // the text of the answer.
     let config =
         ureq::Agent::config_builder().timeout_global(Some(timeout)).proxy(None).http_status_as_error(false);
     let answer = ureq::Agent::new_with_config(config.build()).get(url).call();

@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
-/// The length of a round, in ns. If the first bursts of several connections fall into the same round, they begin
-/// together. One wake-up per connection would cost the bench and the server as much as dozens of requests.
+/// The length of a round, in ns. The first bursts of connections begin only at multiples of a round, so several
+/// connections begin together. Otherwise each connection would need its own wake-up, which costs the bench and the
+/// server as much as dozens of requests.
 const ROUND: u64 = 250_000;
 
 /// The schedule of one connection. Requests that would be due shortly after each other are due together, as a burst. A
-/// busy logic node also writes many messages at once. The schedule does not wait for a slow server: latency counts from
-/// the time at which a request was due. So a stalled server cannot hide the requests that would have waited.
+/// busy logic node (a server that pushes messages) also sends many requests together. The schedule does not wait for a
+/// slow server, and latency counts from the time at which a request was due. So the latency includes the time in which
+/// a stalled server delayed requests.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Schedule {
     /// The time at which the first burst is due, in ns since the load began.
@@ -33,8 +35,8 @@ pub(super) struct Schedule {
 )]
 impl Schedule {
     /// Creates the schedule of connection number `connection`. From the time `from`, all `connections` together make
-    /// `per_second` requests, evenly spread. Requests that fall into the same period of `every` are one burst. The
-    /// first burst begins a multiple of [`ROUND`] after `from`.
+    /// `per_second` requests, evenly spread. Requests of this connection that fall into the same period of `every` are
+    /// one burst. The first burst begins a multiple of [`ROUND`] after `from`.
     pub(super) fn new(
         from: u64,
         per_second: f64,

@@ -12,8 +12,8 @@ use crate::client::Delivered;
 use crate::core::BatchId;
 use crate::protocol::frame::TimeoutBatch;
 
-/// The error text if a message times out that the load must acknowledge. Either too many messages are in flight, or the
-/// server is wrong.
+/// The error text for a message that timed out although the load had to acknowledge it. Either too many messages are in
+/// flight, or the server is wrong.
 const EARLY_FOR_US: &str = "a message timed out though it was to be acknowledged: if that came too late, keep fewer \
                             --in-flight, or raise --ack-timeout-ticks";
 
@@ -102,7 +102,8 @@ impl Timeouts {
                 errors.record_kind("a message timed out in two batches", message);
             }
         }
-        // A drained batch is delivered before its tick expires, so it says nothing about lateness.
+        // A drained batch is delivered before its tick ends, because its server shuts down. So it says nothing about
+        // lateness.
         if self.count > before && !batch.counts.drained {
             self.arrived.push(Arrived { tick: batch.id.tick.0, at, messages: self.count - before });
         }
@@ -129,10 +130,10 @@ impl Timeouts {
 
     /// Returns how late the batches arrived, in ns, counted per message.
     ///
-    /// A batch of tick D is published when the server's current tick becomes D + 1. Each answer to an AddNewMsg tells
-    /// the current tick. So tick D had not ended when the last request was sent whose answer told tick D or an earlier
-    /// tick. Lateness counts from this moment, so it is never understated. It is overstated at most by the time until
-    /// the next request is answered.
+    /// The server publishes the batch of a tick when the tick ends. Each answer to an AddNewMsg, the request that adds
+    /// messages, tells the server's current tick. So a tick had not ended when the last request was sent whose answer
+    /// told this tick or an earlier tick. Lateness counts from this moment, so it is never understated. It is
+    /// overstated by at most the time until the next request is answered.
     pub(super) fn lateness(&self, tick_times: &TickTimes, ticks: u16, errors: &Errors) -> Histogram<u64> {
         let mut lateness = histogram();
         for arrived in &self.arrived {

@@ -6,9 +6,9 @@
 //!             or left      |  to time out later  |
 //! ```
 //!
-//! A connection adds new messages at the right end of its window. At the left end, it deletes the old messages that it
-//! must acknowledge, in a scattered order. The server applies the requests of a connection in order. So the connection
-//! stores only the two ends of the window.
+//! The window of a connection holds the numbers of its messages in flight. The connection adds new messages at the
+//! right end. At the left end, it deletes the old messages that it must acknowledge, in a scattered order. The server
+//! applies the requests of a connection in order. So the connection stores only the two ends of the window.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,18 +24,18 @@ use super::{Op, Order};
 use crate::core::{Message, Operation};
 use crate::protocol::Codec;
 
-/// How many encoded bytes may wait to be written before the connection makes no more requests.
+/// The maximum number of encoded bytes that wait to be written. At this limit, the connection makes no more requests.
 pub(super) const WRITE_AHEAD: usize = 256 * 1024;
 
-/// The maximum number of messages in flight beyond the window with [`Order::Mixed`]. If two frames hold more messages
-/// than this, adds and dels take turns.
+/// How many messages may be in flight beyond the window with [`Order::Mixed`], which adds and deletes in random order.
+/// If two frames hold more messages than this, adds and deletes alternate.
 const MOST_AHEAD: u64 = 8;
 
-/// How long after the end of the measurement overdue requests are still made, in ns. Without a limit, a server that is
-/// slower than the rate would never let the phase end.
+/// How long after the end of the measurement the connection still makes requests that were due before the end, in ns.
+/// Without a limit, a server that is slower than the rate would never let the phase end.
 const GRACE: u64 = 1_000_000_000;
 
-/// The first correlation id of the load, above those of the handshake.
+/// The first correlation id of the load. The handshake uses lower ids.
 const FIRST_CORRELATION: u32 = 16;
 
 /// The attempt number of every message: a load adds each message only once.
@@ -53,7 +53,7 @@ pub(super) struct Traffic {
     ping_length: usize,
     phase: Phase,
     schedule: Option<Schedule>,
-    /// When the current pair of an add and a del was due.
+    /// When the current pair of an add and a delete was due.
     due_at: u64,
     /// When requests were last made.
     made_at: u64,
@@ -131,14 +131,15 @@ impl Traffic {
         }
     }
 
-    /// Returns whether, at a fixed rate, requests that were due before the end are still to be made.
+    /// Returns whether, at a fixed rate, requests that were due before `until` are still to be made. Returns false once
+    /// [`GRACE`] has passed after `until`.
     fn is_behind(&self, now: u64, until: u64) -> bool {
         let is_due =
             |schedule: &Schedule| now < until.saturating_add(GRACE) && (schedule.due_at < until || self.can_del());
         self.schedule.as_ref().is_some_and(is_due)
     }
 
-    /// Returns whether a pair has begun, so that its del can be made.
+    /// Returns whether the add of a pair is made and its delete is not.
     fn can_del(&self) -> bool {
         self.next_add - self.next_del >= self.window + self.frame
     }
@@ -159,7 +160,7 @@ impl Traffic {
         }
     }
 
-    /// Makes the next add or del of a pair, or a Ping, if it is due. Returns false if nothing is due.
+    /// Makes the next add or delete of a pair, or a Ping, if it is due. Returns false if nothing is due.
     fn next_of_pair(&mut self, now: u64, until: u64, out: &mut BytesMut) -> bool {
         let can_del = self.can_del();
         if can_del && !self.adds_first() {
@@ -179,13 +180,13 @@ impl Traffic {
         }
     }
 
-    /// Makes the del of a pair.
+    /// Makes the delete of a pair.
     fn del_of_pair(&mut self, now: u64, out: &mut BytesMut) -> bool {
         let at = if self.schedule.is_some() { self.due_at } else { now };
         self.del(at, self.next_del + self.frame, out)
     }
 
-    /// Returns whether the add of another pair comes before the del of this pair.
+    /// Returns whether the add of another pair comes before the delete of this pair.
     fn adds_first(&self) -> bool {
         let ahead = self.next_add - self.next_del - self.window;
         self.shared.options.order == Order::Mixed
@@ -203,8 +204,8 @@ impl Traffic {
         self.request(Operation::Add { ack_timeout_ticks, attempt: ATTEMPT }, at, first, out)
     }
 
-    /// Makes a DelMsg for the next full frame of messages, up to `end`. Leaves out messages that must time out. Makes
-    /// no request if no message remains.
+    /// Makes a DelMsg for the next messages at the left end of the window: at most a full frame, and only up to `end`.
+    /// Leaves out messages that must time out. Makes no request if no message remains. Always returns true.
     fn del(&mut self, at: u64, end: u64, out: &mut BytesMut) -> bool {
         let (ids, connection, window, added) = (self.shared.ids, self.connection, self.window, self.next_add);
         let first = self.next_del;
@@ -216,7 +217,7 @@ impl Traffic {
         self.messages.is_empty() || self.request(Operation::Del { withdraw: false }, at, first, out)
     }
 
-    /// Appends a request for `self.messages`.
+    /// Appends a request for `self.messages`, and returns true.
     #[expect(clippy::cast_possible_truncation, reason = "a frame has at most 32,768 messages")]
     fn request(&mut self, operation: Operation, at: u64, first: u64, out: &mut BytesMut) -> bool {
         let kind = if operation.is_add() { Kind::Add } else { Kind::Del };
@@ -228,7 +229,7 @@ impl Traffic {
     fn ping(&mut self, at: u64, out: &mut BytesMut) -> bool {
         frames::put_ping(out, self.outstanding.next_correlation(), self.next_add, self.ping_length);
         self.outstanding.push(Sent::new(Kind::Ping, self.next_add, 1, at, self.made_at));
-        // A Ping has no del, so both ends move and the window keeps its size.
+        // A Ping has no delete, so both ends move and the window keeps its size.
         (self.next_add, self.next_del) = (self.next_add + 1, self.next_del + 1);
         true
     }
@@ -290,7 +291,7 @@ impl Traffic {
         Ok(taken)
     }
 
-    /// Counts the added messages that must time out, and records when the request for their deadline was made.
+    /// Counts the added messages that must time out. Records when the request that got this deadline was made.
     fn added(&mut self, sent: Sent, deadline: u64, tick_times: &mut TickTimes) {
         let (ids, connection) = (self.shared.ids, self.connection);
         if !ids.all_are_acked {

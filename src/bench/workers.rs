@@ -1,4 +1,4 @@
-//! Runs the threads of a load.
+//! Runs the threads of a load (one run of the bench).
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use super::load_state::{LoadState, Phase};
 use super::{BenchError, BenchOptions, Progress, Report};
 use crate::client;
 
-/// Runs a load and waits for its end. This function blocks and starts its own threads: within a runtime, call it where
-/// blocking is allowed. The report counts the errors of the server.
+/// Runs a load and waits for its end. This function blocks and starts its own threads: within a Tokio runtime, call it
+/// with `spawn_blocking`. Wrong answers of the server are no failure: the report counts them.
 ///
 /// # Errors
 ///
@@ -28,8 +28,8 @@ pub fn run(options: &BenchOptions, progress: impl Fn(Progress) + Send + Sync) ->
         pipeline: Some(options.pipeline()),
         ..options.clone()
     };
-    // A random seed gives each load its own ids, so that it does not count the messages of an earlier load. The
-    // standard library seeds `RandomState` at random.
+    // With a random seed, each load has its own ids, so it does not count the messages of an earlier load as its own.
+    // The standard library seeds `RandomState` at random.
     let seed = RandomState::new().build_hasher().finish();
     let shared = Arc::new(LoadState::new(options, seed));
     let (phases, _) = watch::channel(Phase::Rest);
@@ -46,7 +46,8 @@ pub fn run(options: &BenchOptions, progress: impl Fn(Progress) + Send + Sync) ->
             let shared = Arc::clone(&shared);
             let (phases, progress, counters_of, reported) = (&phases, &progress, Vec::new(), (0, 0));
             let coordinator = Coordinator { shared, phases, arrived, progress, counters_of, reported };
-            // The coordinator needs its own thread, because the caller's thread may already belong to a runtime.
+            // The coordinator needs its own thread, because the caller's thread may belong to a runtime, where
+            // `block_on` panics.
             let thread = thread::Builder::new().name("load".to_owned());
             let coordinator = thread.spawn_scoped(scope, || finish(coordinating, coordinator.run()))?;
             coordinator.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -118,7 +119,7 @@ async fn connect_all(
     std::future::pending().await
 }
 
-/// Keeps the runtime of a thread polling its sockets, so that the thread never sleeps.
+/// Keeps the runtime of a thread polling its sockets without a pause, so that the thread never sleeps.
 ///
 /// A server on the same machine would have to wake a sleeping thread with its answers. On virtual processors, a wake-up
 /// takes as long as dozens of requests.

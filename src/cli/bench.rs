@@ -1,4 +1,4 @@
-//! `bench`: runs a load and prints its report.
+//! The verb `bench`: loads a sidecar with requests and prints a report of the measurement.
 
 use std::io::{self, IsTerminal, Write, stderr, stdout};
 
@@ -13,7 +13,7 @@ use crate::bench::{self, BenchError, BenchOptions, Latency, Op, Progress, Report
 /// The number of steps of the progress bar.
 const STEPS: u64 = 1_000;
 
-/// How many open files the process needs in addition to its connections.
+/// The number of open files that the process needs besides one file per connection.
 const OTHER_FILES: u64 = 64;
 
 /// Measure a sidecar: load over the real protocol, every answer checked

@@ -1,4 +1,4 @@
-//! The flags that say how a verb connects to a sidecar, and their parsers.
+//! The command-line flags with which a verb connects to a sidecar, and the parsers of their values.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,10 +12,11 @@ use crate::server::token_in;
 
 /// The default address for requests and subscriptions.
 pub(super) const DEFAULT_ADDRESS: &str = "127.0.0.1:7415";
-/// The default admin address.
+/// The default address of a sidecar's admin endpoint, which serves metrics, health and status over HTTP.
 pub(super) const DEFAULT_ADMIN: &str = "127.0.0.1:7416";
 
-/// Parses the timeout of a verb. It must be above zero and at most [`MAX_DURATION`], so that no clock overflows.
+/// Parses the value of a `--timeout` flag. The timeout must be above zero. It must be at most [`MAX_DURATION`], so that
+/// adding it to the current time cannot overflow.
 pub(super) fn patience(text: &str) -> Result<Duration, String> {
     let time = humantime::parse_duration(text).map_err(|error| error.to_string())?;
     match time {
@@ -25,7 +26,7 @@ pub(super) fn patience(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Parses the address of an admin endpoint.
+/// Checks that the address of an admin endpoint has the form HOST:PORT, and returns it unchanged.
 pub(super) fn admin(text: &str) -> Result<String, String> {
     let (host, port) = text.rsplit_once(':').unwrap_or((text, ""));
     let is_one = !host.is_empty() && !host.contains('/') && port.parse::<u16>().is_ok();

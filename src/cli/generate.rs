@@ -1,4 +1,4 @@
-//! `completions` and `man`: print texts that are generated from the flags.
+//! The verbs `completions` and `man`: print shell completions and manual pages, which are generated from the flags.
 
 use std::fs;
 use std::io::{self, Write, stdout};
@@ -24,7 +24,7 @@ use super::{Cli, Failure};
 #[derive(Args, Debug)]
 pub(super) struct Completions {
     /// The shell that is to complete
-    // Only these shells have tests of their completions.
+    // Other shells are not offered, because only the completions of these three have tests.
     #[arg(
         value_name = "SHELL",
         value_parser = PossibleValuesParser::new(["bash", "zsh", "fish"]).try_map(|shell| shell.parse::<Shell>())
@@ -34,7 +34,8 @@ pub(super) struct Completions {
 
 impl Completions {
     pub(super) fn run(self) -> Result<(), Failure> {
-        // Generate into memory first: the generator panics if a write fails, and a pipe may be closed.
+        // Generate into memory first: the generator panics if a write fails, and a write to stdout fails if the reader
+        // has closed the pipe.
         let mut text = Vec::new();
         clap_complete::generate(self.shell, &mut Cli::command(), "ackwheel", &mut text);
         let mut out = stdout().lock();
@@ -71,7 +72,7 @@ impl Manual {
     }
 }
 
-/// Writes the page of a command and the pages of its subcommands.
+/// Writes the manual page of a command, and the pages of its subcommands, to files in `folder`.
 fn write_pages(command: &Command, folder: &Path) -> io::Result<()> {
     fs::write(folder.join(Man::new(command.clone()).get_filename()), page(command)?)?;
     command.get_subcommands().try_for_each(|below| write_pages(below, folder))
@@ -82,8 +83,8 @@ fn page(command: &Command) -> io::Result<String> {
     let man = Man::new(command.clone());
     let mut text = Vec::new();
     let name = command.get_display_name().unwrap_or("ackwheel").to_uppercase();
-    // The date is empty, so that the same source always makes the same page. clap_mangen would lose the empty argument,
-    // so this line is written here.
+    // Write the title line here: its date is empty, and clap_mangen would drop an empty argument. Without a date, the
+    // same source always makes the same page.
     writeln!(text, ".TH \"{name}\" 1 \"\" \"ackwheel {}\" \"ackwheel manual\"", env!("CARGO_PKG_VERSION"))?;
     man.render_name_section(&mut text)?;
     man.render_synopsis_section(&mut text)?;

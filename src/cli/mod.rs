@@ -1,4 +1,4 @@
-//! Parses the command line and runs a verb.
+//! Parses the command line and runs the verb that it names, such as `serve` or `ping`.
 
 mod bench;
 mod connect;
@@ -99,7 +99,8 @@ impl From<std::io::Error> for Failure {
     }
 }
 
-/// Parses the command line. If there is no verb to run, prints a message and returns an exit code as `Err`.
+/// Parses the command line. If it asks for help or the version, or is wrong, prints a text and returns an exit code as
+/// `Err`.
 ///
 /// # Errors
 ///
@@ -107,7 +108,8 @@ impl From<std::io::Error> for Failure {
 pub fn parse() -> Result<Cli, ExitCode> {
     Cli::try_parse().map_err(|mut error| {
         name_address(&mut error);
-        // Prints help to stdout and errors to stderr. A failure to print cannot be reported anywhere, so it is ignored.
+        // `print` writes help to stdout and errors to stderr. A failure to print cannot be reported anywhere, so it is
+        // ignored.
         let _ = error.print();
         if matches!(error.kind(), ErrorKind::InvalidValue | ErrorKind::ValueValidation) {
             let sources = setting_sources::of_flags_in(&error.to_string(), None);
@@ -117,7 +119,8 @@ pub fn parse() -> Result<Cli, ExitCode> {
     })
 }
 
-/// If a verb got the address flag of another verb, adds a tip with the right flag to the error.
+/// Adds a tip with the right flag to the error, if the verb does not take the `--addr` or `--admin` of the command
+/// line.
 fn name_address(error: &mut clap::Error) {
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return };
     let usage = error.get(ContextKind::Usage).map(ToString::to_string).unwrap_or_default();
@@ -132,7 +135,7 @@ fn name_address(error: &mut clap::Error) {
     error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
 }
 
-/// Runs the verb, and returns the exit code of the process. Calls `serve` to run a sidecar.
+/// Runs the verb and returns the exit code of the process. For the verb `serve`, calls the function `serve`.
 pub fn run(cli: Cli, serve: impl FnOnce(Serve) -> Result<(), Failure>) -> ExitCode {
     let file = if let Verb::Serve(arguments) = &cli.verb { arguments.config.clone() } else { None };
     let outcome = match cli.verb {
@@ -165,11 +168,12 @@ fn print_failure(text: &str, exit_code: u8) -> ExitCode {
     ExitCode::from(exit_code)
 }
 
-/// Runs a short-lived verb. One thread is enough for it.
+/// Runs an async verb on the current thread. A client needs no other threads.
 fn block_on(verb: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::run)?;
     let outcome = runtime.block_on(verb);
-    // Does not wait for a resolver or a reader of the output that takes longer than --timeout.
+    // Do not wait for blocking threads: a name lookup, or a write to a slow reader of the output, may take longer than
+    // --timeout.
     runtime.shutdown_background();
     outcome
 }

@@ -1,4 +1,4 @@
-//! The arguments of `serve`, and their check. `main.rs` runs the sidecar.
+//! The arguments of the verb `serve`, and their check. `main.rs` then runs the sidecar (the ackwheel server).
 
 use std::io::{Write, stderr, stdout};
 use std::path::PathBuf;
@@ -30,11 +30,12 @@ pub struct Serve {
 }
 
 impl Serve {
-    /// Checks the settings. With `--check-config`, prints that they are right and returns `None`.
+    /// Reads the settings file, if there is one, and checks all settings. With `--check-config`, prints the warnings
+    /// and a confirmation, and returns `None`.
     ///
     /// # Errors
     ///
-    /// Fails if a setting is wrong.
+    /// Fails if the settings file cannot be read, if a setting is wrong, or if the texts cannot be printed.
     pub fn check(self) -> Result<Option<Config>, Failure> {
         let file = self.config.as_deref().map(Settings::from_file).transpose().map_err(Failure::usage)?;
         let mut config = self.settings.or(file.unwrap_or_default()).check().map_err(Failure::usage)?;
@@ -50,8 +51,8 @@ impl Serve {
     }
 }
 
-/// Treats a wrong Redis address, and settings that differ from those in Redis, as wrong settings. Treats any other
-/// error as a failure at run time.
+/// Creates [`Failure::Usage`] for a wrong Redis address, and for settings that differ from those stored in Redis.
+/// Creates [`Failure::Run`] for any other error.
 impl From<StartError> for Failure {
     fn from(error: StartError) -> Failure {
         match &error {

@@ -1,4 +1,5 @@
-//! Finds the environment variable or the file that set a flag, and environment variables that are not settings.
+//! Finds the environment variable or the settings file that set a flag. Also finds environment variables that look like
+//! settings but are not.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -9,7 +10,8 @@ use clap::{Arg, CommandFactory};
 
 use super::Cli;
 
-/// Returns a line for each flag in `text` that is set in the environment or in the settings file.
+/// Returns one line per flag that the error text `text` names. The line names the environment variable, or the settings
+/// file `file`, that sets the flag. Leaves out flags that are on the command line.
 pub(super) fn of_flags_in(text: &str, file: Option<&Path>) -> String {
     let command = Cli::command();
     let mut flags: Vec<&Arg> = command.get_subcommands().flat_map(clap::Command::get_arguments).collect();
@@ -30,7 +32,8 @@ pub(super) fn of_flags_in(text: &str, file: Option<&Path>) -> String {
     flags.into_iter().filter_map(line).collect()
 }
 
-/// Returns a warning for each environment variable that looks like a setting but is not one.
+/// Returns a warning for each environment variable that begins with `ACKWHEEL_` but is no setting. Ignores the
+/// variables of Kubernetes.
 pub(super) fn unknown_variables() -> Vec<String> {
     let command = Cli::command();
     let flags = command.get_subcommands().flat_map(clap::Command::get_arguments);
@@ -49,7 +52,8 @@ pub(super) fn unknown_variables() -> Vec<String> {
     unknown.iter().map(sentence).collect()
 }
 
-/// Returns whether this is a variable that Kubernetes sets in every container for a service named `ackwheel…`.
+/// Returns whether the variable has the form of those that Kubernetes sets in every container for a service named
+/// `ackwheel…`.
 fn is_of_a_service(name: &str, value: &OsStr) -> bool {
     let is_a_port = |rest: &str| rest.starts_with(|first: char| first.is_ascii_digit());
     name.ends_with("_SERVICE_HOST")
@@ -58,13 +62,13 @@ fn is_of_a_service(name: &str, value: &OsStr) -> bool {
         || name.ends_with("_PORT") && value.to_string_lossy().contains("://")
 }
 
-/// Returns whether a text names this flag, and not just a longer flag with the same beginning.
+/// Returns whether `text` names this flag, and not only a longer flag that begins with its name.
 fn names(text: &str, flag: &str) -> bool {
     let goes_on = |rest: &str| rest.starts_with(|next: char| next.is_ascii_alphanumeric() || next == '-');
     text.split("--").skip(1).any(|rest| rest.strip_prefix(flag).is_some_and(|rest| !goes_on(rest)))
 }
 
-/// Returns whether a flag is on the command line.
+/// Returns whether a flag is on the command line of this process.
 fn is_given(flag: &str) -> bool {
     let is_it =
         |argument: &str| argument == flag || argument.split_once('=').is_some_and(|(name, _)| name == flag);

@@ -1,4 +1,6 @@
-//! `status`: draws the rings and groups of a sidecar as text.
+//! The verb `status`: draws the rings and groups of a sidecar as text. A ring is a circle of slots. Each slot holds the
+//! messages whose deadline is in one tick (one second by default). The pointer of the ring moves one slot per tick. A
+//! group is a set of subscribers that share timeout batches, the lists of messages that were not acknowledged in time.
 
 use std::fmt::{self, Write as _};
 use std::io::{Write, stdout};
@@ -19,12 +21,13 @@ use crate::ticker::RECENT_TICKS;
 /// several slots.
 const MAX_ROWS: usize = 30;
 
-/// The width of the longest bar, in columns. With label, bar and count, a line has 80 columns.
+/// The width of the longest bar, in columns. A line of label, bar and message count then has at most 80 columns.
 const BAR: usize = 40;
-/// The width of a count, in columns.
+/// The width of a message count, in columns.
 const COUNT: usize = 18;
 
-/// The maximum width of a leader's name in a sentence, in columns.
+/// The maximum width of a leader's name in a sentence, in columns. The leader of a ring is the sidecar that moves its
+/// pointer.
 const MAX_LEADER: usize = 48;
 /// The width of a leader's name in the table of several rings, in columns.
 const LEADER: usize = 22;
@@ -32,12 +35,14 @@ const LEADER: usize = 22;
 /// The width of a group's name in the table, in columns.
 const GROUP: usize = 24;
 
-/// The age of a batch that is reported as a problem: twice the time after which a batch is redelivered.
+/// The age above which a waiting batch is reported as a problem: twice the time after which an unacknowledged batch is
+/// redelivered by default.
 const LONG_WAIT: Duration = Duration::from_secs(60);
 
-/// The lag above which a pointer can count as stalled. With less lag, the pointer is about to move.
+/// The time by which a pointer must be late to count as stalled. It must also be more than [`TICKS_BEHIND`] ticks late.
+/// A pointer that is less late may be about to move.
 const LONG_BEHIND: Duration = Duration::from_secs(2);
-/// The lag in ticks that a stalled pointer must also exceed.
+/// The number of ticks by which a pointer must be late to count as stalled. See [`LONG_BEHIND`].
 const TICKS_BEHIND: u32 = 2;
 
 /// How many characters of an error answer are printed. A sidecar's answer is shorter, but another server may send a
@@ -105,7 +110,9 @@ fn draw_status(text: &mut String, report: &StatusReport, rings: &[&RingStatus]) 
     draw_groups(text, &report.groups)
 }
 
-/// Draws one line per problem, or a line that says that there is no problem.
+/// Draws a note for each kind of problem, or a line that says that there is no problem. One kind is a storm: a tick
+/// with so many timeouts that a fault on the server side is likely. Only the leader of a ring knows its storms, so adds
+/// a hint if another sidecar leads a ring.
 fn draw_notes(text: &mut String, report: &StatusReport) -> fmt::Result {
     let StatusReport { tick_ms, rings, groups, .. } = report;
     let begin = text.len();
@@ -114,7 +121,7 @@ fn draw_notes(text: &mut String, report: &StatusReport) -> fmt::Result {
     let standing = rings.iter().filter(|ring| stands_still(ring, *tick_ms)).count();
     let held_up: Vec<&str> = rings.iter().filter_map(|ring| ring.waits.as_deref()).collect();
     let waiting = groups.iter().filter(|group| waits_long(group)).count();
-    // With a shared store, a group may have subscribers at other sidecars.
+    // Check only the memory store: if sidecars share a Redis store, the group may have subscribers at other sidecars.
     let alone =
         |group: &&GroupReport| report.store == "memory" && group.outbox_batches > 0 && group.subscribers == 0;
     let deserted = groups.iter().filter(alone).count();
@@ -140,12 +147,13 @@ fn draw_notes(text: &mut String, report: &StatusReport) -> fmt::Result {
 
 const STOPPED: &str = "; nothing times out there";
 
-/// Draws a line for a problem that `count` of `all` have. Draws nothing if `count` is 0.
+/// Draws a line for a problem. `count` is the number of rings or groups with this problem, and `all` is their total as
+/// a text. Draws nothing if `count` is 0.
 fn note(text: &mut String, problem: &str, count: usize, all: &str, advice: &str) -> fmt::Result {
     if count > 0 { writeln!(text, "! {problem}: {count} of {all}{advice}") } else { Ok(()) }
 }
 
-/// Draws the last storm among the recent ticks of all rings.
+/// Draws the latest storm among the recent ticks of all rings, if there is one.
 fn draw_storms(text: &mut String, report: &StatusReport) -> fmt::Result {
     let storms = report.rings.iter().flat_map(|ring| storms(ring).map(move |tick| (tick, ring.ring)));
     let storms: Vec<(&TickReport, u16)> = storms.collect();
@@ -167,7 +175,7 @@ fn storms(ring: &RingStatus) -> impl Iterator<Item = &TickReport> {
     ring.recent.iter().filter(move |tick| tick.storm && last.contains(&tick.tick))
 }
 
-/// Returns whether the ring has a leader, but its pointer does not move.
+/// Returns whether the ring has a leader, but its pointer counts as stalled. See [`LONG_BEHIND`].
 fn stands_still(ring: &RingStatus, tick_ms: u32) -> bool {
     let ticks = Duration::from_millis(tick_ms.into()) * TICKS_BEHIND;
     ring.leader.is_some() && ring.pointer_lag_seconds > LONG_BEHIND.max(ticks).as_secs_f64()
@@ -181,7 +189,7 @@ fn mark(marked: bool, mark: char) -> char {
     if marked { mark } else { ' ' }
 }
 
-/// Draws one ring, slot by slot.
+/// Draws one ring: its leader, pointer and message counts, then a bar for each slot or for several slots together.
 fn draw_ring(text: &mut String, ring: &RingStatus, tick_ms: u32) -> fmt::Result {
     write!(text, "\nring {}, led by ", ring.ring)?;
     match (&ring.leader, ring.lease_age_seconds) {
@@ -209,12 +217,13 @@ fn draw_ring(text: &mut String, ring: &RingStatus, tick_ms: u32) -> fmt::Result 
     Ok(())
 }
 
-/// Returns the sum of counts. The counts come from a server, so an overflow must not panic.
+/// Returns the sum of counts. A server may send any counts, so an overflow must not panic.
 fn total(counts: impl Iterator<Item = u64>) -> u64 {
     counts.fold(0, u64::saturating_add)
 }
 
-/// Returns the width of a bar in columns: 0 for a count of 0, and at least 1 for any other count.
+/// Returns the width of a bar in columns: 0 for a count of 0, and at least 1 for any other count. `most` is the count
+/// of the longest bar.
 fn length(count: u64, most: u64) -> usize {
     let columns = (u128::from(count) * BAR as u128).div_ceil(u128::from(most));
     usize::try_from(columns).unwrap_or(BAR)
@@ -242,8 +251,8 @@ fn draw_groups(text: &mut String, groups: &[GroupReport]) -> fmt::Result {
     for group in groups {
         let mut name = fitted(&group.group, COLUMNS - 2);
         let mark = mark(waits_long(group), '!');
-        // Group names have one column per character. A long name gets its own line and is not cut, because such names
-        // differ at their ends.
+        // A group name takes one column per character. A long name gets its own line and is not cut, because long names
+        // often differ only at their ends.
         if name.len() > GROUP {
             writeln!(text, "{mark} {name}")?;
             name.clear();
@@ -385,8 +394,8 @@ mod tests {
         let Tick(pointer) = ring(0, None, Vec::new()).pointer;
         let tick = |tick: u64, storm: bool| TickReport { tick, added: 2_000, acked: 188, timed_out: 1_812, storm };
         let of = |recent: Vec<TickReport>| RingStatus { recent, ..ring(3, Some("a"), vec![0; 15]) };
-        // Not reported: a storm that is too old, a tick without a storm, and a tick ahead of the pointer of a lost
-        // ring.
+        // Not reported: a storm more than 60 ticks before the pointer, a tick without a storm, and a storm at the
+        // pointer.
         for recent in [vec![tick(pointer - 61, true)], vec![tick(pointer - 1, false)], vec![tick(pointer, true)]] {
             let text = drawn(&report(vec![of(recent)], Vec::new()), None);
             assert!(text.contains("\nok: ") && !text.contains("! storm"), "{text}");

@@ -17,7 +17,7 @@ pub(super) fn whole(number: u64) -> String {
     HumanCount(number).to_string()
 }
 
-/// Formats a duration in one unit, rounded down.
+/// Formats a duration in one unit, rounded down, such as 9.9s, 59m or 2d.
 pub(super) fn span(duration: Duration) -> String {
     match duration.as_secs() {
         0..10 => format!("{}.{}s", duration.as_secs(), duration.subsec_millis() / 100),
@@ -28,7 +28,8 @@ pub(super) fn span(duration: Duration) -> String {
     }
 }
 
-/// Formats a number of seconds from JSON like [`span`]. A number that is no valid duration becomes a question mark.
+/// Formats a number of seconds like [`span`]. Returns a question mark if the number is no valid duration: in the JSON
+/// of a server, it may be negative or too large.
 pub(super) fn span_of_seconds(seconds: f64) -> String {
     Duration::try_from_secs_f64(seconds).map_or_else(|_| String::from("?"), span)
 }
@@ -38,14 +39,14 @@ pub(super) fn plain(character: char) -> char {
     if character.is_control() { '?' } else { character }
 }
 
-/// Cuts a name to at most `columns` columns, and replaces control characters.
+/// Cuts a name to at most `columns` columns of the terminal, and replaces control characters with question marks.
 pub(super) fn fitted(name: &str, columns: usize) -> String {
     let name: String = name.chars().map(plain).collect();
     truncate_str(&name, columns, "…").into_owned()
 }
 
-/// Formats a name like [`fitted`] and pads it to the full width. `{:<}` would count characters, but some of them take
-/// two columns.
+/// Formats a name like [`fitted`], and appends spaces up to the full width. The format `{:<}` would count characters,
+/// but some characters take two columns.
 pub(super) fn padded(name: &str, columns: usize) -> String {
     pad_str(&fitted(name, columns), columns, Alignment::Left, None).into_owned()
 }

@@ -1,4 +1,5 @@
-//! `watch`: prints timeout batches as they arrive, one per line.
+//! The verb `watch`: prints timeout batches as they arrive, one per line. A timeout batch is a list of messages that
+//! were not acknowledged in time.
 
 use std::fmt::{self, Write as _};
 use std::io::{IsTerminal, Write, stderr, stdout};
@@ -15,10 +16,10 @@ use crate::client::{ClientError, Delivered, SubscribeOptions, Subscription};
 use crate::core::{BatchId, GroupName, TickCounts};
 use crate::protocol::frame::TimeoutBatch;
 
-/// The age from which a plain line shows how old its batch is. By then, the clients may be back online.
+/// The minimum age of a batch whose line of text shows the age. The clients in such an old batch may be online again.
 const OLD: Duration = Duration::from_secs(10);
 
-/// How often the connection is checked.
+/// How long to wait for a batch before checking whether the connection is lost.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// Print timeout batches as they come
@@ -51,7 +52,8 @@ pub(super) struct Watch {
     connect: Connect,
 }
 
-/// A batch as a line of JSON. Ids are strings, because many readers of JSON lose the last digits of a u64.
+/// A batch as a line of JSON. Message ids and client ids are strings, because many JSON parsers lose the last digits of
+/// a u64.
 #[derive(Serialize)]
 struct Line {
     #[serde(flatten)]
@@ -97,7 +99,8 @@ impl Watch {
             if !self.no_ack
                 && let Err(error) = delivered.ack().await
             {
-                // The subscription repeats the acknowledgement until the command ends.
+                // The subscription sends the acknowledgement again after it reconnects, or when the server redelivers
+                // the batch.
                 remark(format_args!("batch {} was printed, not acknowledged: {error}", delivered.id));
             }
         }
@@ -105,7 +108,7 @@ impl Watch {
     }
 }
 
-/// Waits for the next batch. If the connection is lost while waiting, prints one line about the outage.
+/// Waits for the next batch. If the connection is lost during the wait, prints one line for each outage.
 async fn next(subscription: &mut Subscription) -> Option<Result<Delivered, ClientError>> {
     let mut said = false;
     loop {
@@ -127,8 +130,8 @@ fn remark(text: fmt::Arguments<'_>) {
     let _ = writeln!(stderr(), "ackwheel: {text}");
 }
 
-/// Prints a line on a blocking thread, because the reader of the output may be slow. The thread of the runtime must
-/// stay free to answer the server's Pings.
+/// Prints a line on a blocking thread, because the reader of the output may be slow. The runtime has only one thread,
+/// which must stay free to answer the server's Pings.
 async fn print(line: String) -> Result<(), Failure> {
     let printing = tokio::task::spawn_blocking(move || {
         let mut out = stdout().lock();
@@ -147,7 +150,7 @@ fn json_line(batch: &TimeoutBatch) -> String {
 }
 
 /// Formats a batch as one line of at most 80 columns. The line lists as many messages as fit, and says how many more
-/// there are. If no message fits, there is no list: the number of messages is in the line anyway.
+/// there are. If the list does not fit, the line ends without it: the line already has the number of messages.
 fn plain_line(batch: &TimeoutBatch) -> String {
     let mut line = format!("tick {}", batch.id.tick);
     if batch.id.ring > 0 {

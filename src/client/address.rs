@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// The address at which an ackwheel listens: `host:port` or `unix:/path`.
+/// The address at which an ackwheel server listens: `host:port` or `unix:/path`.
 ///
 /// ```
 /// # use ackwheel::client::Address;

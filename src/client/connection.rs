@@ -1,7 +1,8 @@
 //! Serves one connection from the end of its handshake until it is closed or lost.
 //!
-//! One task reads and writes. It writes all waiting requests at once, and passes all answers that it has read to their
-//! callers. Before a request or the server times out, the task reads the socket: see [`Connection::timer_fired`].
+//! One task reads and writes the socket. It writes all waiting requests together (up to [`WRITE_AHEAD`] bytes), and
+//! passes each answer to its caller. Before the task lets a request time out, or gives up a silent server, it reads the
+//! socket: the answer may have arrived. See [`Connection::timer_fired`].
 
 use std::collections::HashMap;
 use std::io;
@@ -21,21 +22,23 @@ use crate::core::{BatchId, CLOCK_BEAT, Reason, SHORTEST_STALL};
 use crate::protocol::frame::{Body, Frame, GoAwayReason};
 use crate::protocol::{Codec, DecodeError, Decoded};
 
-/// How many encoded bytes may wait to be written before the task encodes no more requests.
+/// The maximum number of encoded bytes that wait to be written. At this limit, the task encodes no more requests until
+/// some bytes are written. A single request may exceed the limit.
 const WRITE_AHEAD: usize = 256 * 1024;
 
-/// How many bytes may wait to be written when a Ping arrives. Beyond this limit, the server sends Pings without reading
-/// the Pongs, and the connection fails.
+/// The maximum number of bytes that wait to be written when a Ping arrives. With more bytes, the connection fails: the
+/// server sends Pings and does not read the Pongs.
 const MAX_UNWRITTEN: usize = 4 * 1024 * 1024;
 
-/// The maximum number of reads before requests expire.
+/// The maximum number of reads before requests time out. Without a maximum, a server that sends constantly could keep
+/// requests from timing out.
 const READS_BEFORE_EXPIRY: usize = 64;
 
-/// The time limit for closing a connection with GoAway, in ms.
+/// The time limit, in ms, for closing a connection with GoAway, the frame that announces the end.
 const GOODBYE_MS: u32 = 1_000;
 
-/// The delay before a batch that found no room can return to this subscriber, in ms. Other subscribers can get the
-/// batch at once.
+/// The delay, in ms, before the server may redeliver a batch that this subscriber returned for lack of room. Other
+/// subscribers can get the batch at once.
 const RETURN_DELAY_MS: u32 = 5_000;
 
 /// A connection that is being served.
@@ -47,16 +50,17 @@ struct Connection<'a> {
     outgoing: Outgoing,
     keep_alive: KeepAlive,
     timer: Pin<Box<Sleep>>,
-    /// Whether the timer last fired so late that the expiry of requests was postponed.
+    /// Whether the timer last fired so late that the timeouts of requests were postponed.
     is_postponed: bool,
-    /// The reason that the server gave for the end of the connection.
+    /// The reason that the server gave for the end of the connection, if it gave one.
     farewell: Option<String>,
-    /// Acknowledgements that were repeated, by correlation id. No caller waits for their answers.
+    /// The batches of each acknowledgement that was sent again, by the correlation id of the request. No caller waits
+    /// for the answers.
     repeated: HashMap<u32, Vec<BatchId>>,
 }
 
-/// Serves a connection until no caller needs it or it is lost. After a loss, fails the requests in flight and returns
-/// the cause. Requests that are not written keep waiting.
+/// Serves a connection until no caller needs it or the connection is lost. After a loss, fails the requests in flight
+/// (encoded, but not answered) and returns the cause. Requests that are not encoded yet wait for the next connection.
 pub(super) async fn serve(
     open: OpenConnection,
     dialer: &Dialer,
@@ -96,7 +100,7 @@ impl Connection<'_> {
         // The first batches may have arrived together with the answer to Subscribe.
         self.decode()?;
         loop {
-            // Do not send requests that have timed out. So their callers know that these requests were not applied.
+            // Do not send requests that have timed out: their callers learn that these requests were not applied.
             self.requests.expire_waiting(Instant::now(), None);
             while self.outgoing.bytes.len() < WRITE_AHEAD
                 && let Some(Frame { correlation, body }) = self.requests.next_frame()
@@ -107,7 +111,7 @@ impl Connection<'_> {
                 return Ok(());
             }
             self.advance_timer();
-            // Not biased: a constant stream of reads must not starve writes, nor the reverse.
+            // `select!` is not biased here: a constant stream of reads must not starve writes, nor the reverse.
             tokio::select! {
                 written = self.outgoing.write(), if self.outgoing.has_unwritten() => if let Err(error) = written {
                     // The server may have sent answers and an Error before it closed.
@@ -118,8 +122,8 @@ impl Connection<'_> {
                     read?;
                     self.decode()?;
                     if self.received.is_some() {
-                        // Let the subscription's reader, which may share this thread, take these batches before more
-                        // are read.
+                        // The caller that reads the subscription may share this thread. Let it take these batches
+                        // before more are read.
                         tokio::task::yield_now().await;
                     }
                 }
@@ -182,7 +186,8 @@ impl Connection<'_> {
                 if correlation < FIRST_REQUEST || error.reason().is_some_and(Reason::closes) {
                     self.farewell = Some(format!("the server said: {}", error.text));
                 }
-                // If the server refuses a repeated acknowledgement, it is sent again when the batch is redelivered.
+                // If the server refused a repeated acknowledgement, the client sends it again when the batch is
+                // redelivered.
                 self.repeated.remove(&correlation);
                 self.requests.answer(correlation, Err(ClientError::Refused(error)));
             }
@@ -204,7 +209,7 @@ impl Connection<'_> {
         correlation
     }
 
-    /// Repeats acknowledgements that were not answered.
+    /// Acknowledges batches again, because their earlier acknowledgement was not answered.
     fn repeat_acks(&mut self, batches: Vec<BatchId>) {
         if !batches.is_empty() {
             let correlation = self.send(Body::BatchAck(batches.clone()));
@@ -212,8 +217,9 @@ impl Connection<'_> {
         }
     }
 
-    /// Sets the timer earlier if a request times out before the timer fires. The timer is not set back when that
-    /// request is answered: a needless wake-up is cheaper than a change with every answer.
+    /// Sets the timer to the deadline of the next request that times out, if the timer would fire later. Does nothing
+    /// while timeouts are postponed. When the request is answered, the timer keeps its time: a needless wake-up is
+    /// cheaper than a change with every answer.
     fn advance_timer(&mut self) {
         if let Some(deadline) = self.requests.next_deadline()
             && deadline < self.timer.deadline()
@@ -223,9 +229,10 @@ impl Connection<'_> {
         }
     }
 
-    /// Expires requests and checks the keep-alive. If the timer fired so late that this process was stalled, postpones
-    /// both by [`CLOCK_BEAT`], but not twice in a row. So data that arrived during the stall is read first. After a
-    /// stall, the server has one whole interval to answer.
+    /// Fails requests that have timed out, and checks the keep-alive, which pings a silent server. If the timer fired
+    /// more than [`SHORTEST_STALL`] late, this process was stalled. In this case, postpones both by [`CLOCK_BEAT`], but
+    /// not twice in a row. So the task first reads data that arrived during the stall. After a stall, the server has
+    /// one whole ping interval to answer.
     async fn timer_fired(&mut self) -> io::Result<()> {
         let now = Instant::now();
         if now.saturating_duration_since(self.timer.deadline()) > SHORTEST_STALL {
@@ -254,7 +261,7 @@ impl Connection<'_> {
         Ok(())
     }
 
-    /// Reads and handles the bytes that are already in the socket, with a bounded number of reads.
+    /// Reads and handles the bytes that are already in the socket, with at most [`READS_BEFORE_EXPIRY`] reads.
     async fn read_received(&mut self) -> io::Result<()> {
         for _ in 0..READS_BEFORE_EXPIRY {
             tokio::select! {

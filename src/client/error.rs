@@ -1,4 +1,4 @@
-//! The errors of the client, and whether the request may have been applied.
+//! The errors of the client. Each error says whether the server may have applied the request.
 
 use std::io;
 use std::sync::Arc;
@@ -66,14 +66,14 @@ pub enum ClientError {
     #[error("{0}")]
     InvalidRequest(String),
 
-    /// Only some of the frames of a request were applied.
+    /// A call was sent in several frames, and the server applied only some of them.
     #[error("{applied} of {messages} messages were applied, then: {cause}")]
     Partial {
         /// The number of messages in the frames that were applied.
         applied: usize,
-        /// The number of messages in all frames.
+        /// The number of messages in all frames of the call.
         messages: usize,
-        /// The first failure.
+        /// The first failure whose outcome is unknown or, if there is none, the first failure.
         cause: Box<ClientError>,
     },
 
@@ -88,7 +88,8 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// Returns whether it is certain that nothing was applied ([`Promise::NotApplied`]).
+    /// Returns [`Promise::NotApplied`] if it is certain that the server applied nothing. Otherwise returns
+    /// [`Promise::OutcomeUnknown`].
     pub fn promise(&self) -> Promise {
         match self {
             ClientError::Refused(error) => error.promise,
@@ -124,7 +125,8 @@ impl ClientError {
     }
 }
 
-/// Returns a question that helps to find the cause. The text is empty if the peer is not trusted or speaks no TLS.
+/// Returns a question for the error text, which helps to find the cause. Returns no text if a server answered that is
+/// not trusted, speaks no TLS, or sends invalid frames.
 fn question(cause: &io::Error) -> &'static str {
     if cause.kind() == io::ErrorKind::InvalidData { "" } else { "; is ackwheel serving there?" }
 }

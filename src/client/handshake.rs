@@ -1,4 +1,5 @@
-//! Opens connections: connects, exchanges Hello and Welcome and, for a subscription, sends Subscribe.
+//! Opens connections: connects, exchanges the frames Hello and Welcome and, for a subscription, sends the request
+//! Subscribe.
 
 use std::io;
 use std::sync::Arc;
@@ -14,10 +15,10 @@ use super::options::ClientOptions;
 use crate::protocol::frame::{Body, Error, Frame, Subscribe, VERSIONS, Welcome};
 use crate::protocol::{Codec, DecodeError, Decoded};
 
-/// How many bytes of buffer are reserved for reading at a time.
+/// The number of bytes by which the receive buffer grows.
 const READ_LENGTH: usize = 64 * 1024;
 
-/// The correlation id of Hello.
+/// The correlation id of Hello. A correlation id links an answer to its request.
 const HELLO: u32 = 1;
 /// The correlation id of Subscribe, which the server repeats in every TimeoutBatch.
 pub(super) const SUBSCRIBE: u32 = 2;
@@ -97,7 +98,7 @@ impl Outgoing {
     }
 }
 
-/// A connection that is ready for requests.
+/// A connection after its handshake, ready for requests.
 pub(crate) struct OpenConnection {
     pub(crate) incoming: Incoming,
     pub(crate) outgoing: Outgoing,
@@ -189,7 +190,8 @@ pub(crate) async fn open(address: &Address, options: &ClientOptions) -> Result<O
     dialer.dial().await
 }
 
-/// Sends a request and waits for its answer or for an Error. While waiting, answers Pings and ignores GoAways.
+/// Sends a request and waits for its answer or for an Error. While waiting, answers Pings and ignores GoAways, the
+/// announcements that the server will close the connection.
 async fn ask(incoming: &mut Incoming, outgoing: &mut Outgoing, correlation: u32, body: Body) -> io::Result<Body> {
     outgoing.encode(correlation, body);
     // If the write fails, the server may have sent an Error before it closed. So read first, and report the write error

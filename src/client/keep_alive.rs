@@ -1,4 +1,5 @@
-//! Decides when a silent server gets a Ping, and when its connection counts as lost.
+//! Decides when a silent server gets a Ping (after one ping interval without data), and when its connection counts as
+//! lost (after two).
 //!
 //! This state machine does no I/O: it takes `now` and returns the next action.
 
@@ -6,12 +7,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The minimum ping interval. A shorter interval from the server would cause a busy loop.
+/// The minimum ping interval. It replaces a shorter interval of the server, which would cause a busy loop.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
-/// The maximum ping interval. A longer interval from the server would delay the detection of a lost connection.
+/// The maximum ping interval. It replaces a longer interval of the server, which would delay the detection of a lost
+/// connection.
 const LONGEST_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The action to take after the server was silent for some time.
+/// The next action of the client for a server that may be silent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     Wait,
@@ -42,8 +44,8 @@ impl KeepAlive {
         self.is_pinged = false;
     }
 
-    /// Records that this process was stalled and may have unread data from the server. So the next action is a Ping,
-    /// and the server has one whole interval from `now` to answer.
+    /// Records that this process was stalled and may have unread data from the server. The server then gets another
+    /// Ping before the connection can count as lost. It has at least one whole interval from `now` to answer.
     pub(super) fn stalled(&mut self, now: Instant) {
         if let Some(interval_ago) = now.checked_sub(self.interval) {
             self.received_at = self.received_at.max(interval_ago);
@@ -51,7 +53,7 @@ impl KeepAlive {
         self.is_pinged = false;
     }
 
-    /// Returns the action at `now`.
+    /// Returns the action to take at `now`. Records a returned [`Action::Ping`] as sent.
     pub(super) fn check(&mut self, now: Instant) -> Action {
         if now < self.next_check() {
             return Action::Wait;
@@ -63,7 +65,7 @@ impl KeepAlive {
         Action::Ping
     }
 
-    /// Returns the time of the next action.
+    /// Returns when `check` will return another action than [`Action::Wait`], if no data arrives before.
     pub(super) fn next_check(&self) -> Instant {
         self.received_at + if self.is_pinged { self.interval * 2 } else { self.interval }
     }

@@ -1,8 +1,9 @@
-//! The client library for logic nodes in Rust.
+//! The client library for logic nodes in Rust. A logic node is a server that pushes messages to phones and receives
+//! their Acks.
 //!
-//! A [`Client`] adds messages when they are pushed and deletes them when their Ack arrives. A [`Subscription`] yields
-//! the messages that were not acknowledged. Each of the two has its own connection, keeps it alive, and reconnects when
-//! it is lost.
+//! A [`Client`] adds messages to an ackwheel server before they are pushed, and deletes them when their Ack arrives. A
+//! [`Subscription`] yields the messages that were not acknowledged in time. Client and subscription each have their own
+//! connection. They keep it alive, and reconnect after a loss.
 //!
 //! ```no_run
 //! use ackwheel::client::{AddOptions, Client, ClientOptions, SubscribeOptions};
@@ -81,20 +82,20 @@ use handshake::Dialer;
 use options::{MAX_TEXT_LENGTH, check_length};
 use reconnecting_connection::{ReconnectingConnection, unexpected};
 
-/// Bytes of one message in a frame.
+/// The number of bytes of one message in a frame: a message id and a client id.
 const MESSAGE_LENGTH: u32 = 16;
 /// The maximum number of bytes in a frame besides its messages.
 const OVERHEAD: u32 = 64;
 
-/// A connection to an ackwheel server. All clones share the connection, and the client reconnects when it is lost.
+/// A connection to an ackwheel server. All clones share the connection. After a loss, the client reconnects.
 ///
 /// Requests are sent in the order in which their futures are first polled. A request does not wait for the answers to
-/// earlier requests. If a future is dropped before its request is written, the request is not sent. Dropping the last
-/// clone closes the connection.
+/// earlier requests. If a future is dropped while its request still waits to be encoded, the request is not sent.
+/// Dropping the last clone closes the connection.
 ///
-/// When the connection is lost, requests that were already written fail with [`ClientError::ConnectionLost`]. Other
-/// requests wait for the next connection until their timeout. If the server refuses the next connection, the waiting
-/// requests fail with [`Refused`](ClientError::Refused).
+/// When the connection is lost, requests that may already have been written fail with [`ClientError::ConnectionLost`].
+/// Other requests wait for the next connection until their timeout. If the server refuses the next connection, the
+/// waiting requests fail with [`Refused`](ClientError::Refused).
 #[derive(Clone)]
 pub struct Client {
     connection: Arc<ReconnectingConnection>,
@@ -106,20 +107,22 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Fails if the client cannot connect or the server refuses the connection. Only the first connection can fail this
-    /// call. After a lost connection, the client retries until its last clone is dropped.
+    /// Fails if the client cannot connect or the server refuses the connection. If the connection is lost later, the
+    /// client tries to reconnect until its last clone is dropped.
     pub async fn connect(address: Address, options: ClientOptions) -> Result<Client, ClientError> {
         let dialer = Dialer { address, options, subscribe: None };
         let open = dialer.dial().await?;
         Ok(Client { connection: Arc::new(ReconnectingConnection::start(dialer, open, None)) })
     }
 
-    /// Starts the ack timeout of messages. Call this before you push the messages. A long slice is sent in several
-    /// frames, and the latest of their deadlines is returned. An empty slice sends nothing and returns tick 0.
+    /// Starts the ack timeout of messages. Call this before you push the messages. Returns one outcome per message, and
+    /// the deadline: the tick at whose end an unacknowledged message times out. A long slice is sent in several frames,
+    /// and the latest of their deadlines is returned. An empty slice sends nothing and returns tick 0.
     ///
     /// # Errors
     ///
-    /// See [`ClientError`]. Repeating the call is safe: a message that is already in flight gets a new deadline.
+    /// Fails if the ack timeout is 0 ticks. For other failures see [`ClientError`]. Repeating the call is safe: a
+    /// message that is already in flight gets a new deadline.
     pub async fn add_new_msg(
         &self,
         messages: &[Message],
@@ -150,8 +153,8 @@ impl Client {
         self.delete(messages, false).await
     }
 
-    /// Removes messages whose push failed at once. They count neither as acknowledged nor in the latency metrics.
-    /// Otherwise this call works like [`del_msg`](Client::del_msg).
+    /// Removes messages whose push failed at once. The server counts these messages neither as acknowledged nor in its
+    /// latency metrics. Otherwise this call works like [`del_msg`](Client::del_msg).
     ///
     /// # Errors
     ///
@@ -160,7 +163,7 @@ impl Client {
         self.delete(messages, true).await
     }
 
-    /// Sends a Ping and returns the round-trip time. The server answers with the same payload.
+    /// Sends a Ping and returns the round-trip time. Checks that the server answers with the same payload.
     ///
     /// # Errors
     ///
@@ -177,12 +180,12 @@ impl Client {
         }
     }
 
-    /// Deletes a group and discards the batches that this group has not acknowledged.
+    /// Deletes a group of subscribers, and discards the timeout batches that this group has not acknowledged.
     ///
     /// # Errors
     ///
-    /// Fails if the group does not exist, has subscribers, or is the default group. For other failures see
-    /// [`ClientError`].
+    /// Fails if the name is longer than 255 bytes, or if the group does not exist, has subscribers, or is the default
+    /// group. For other failures see [`ClientError`].
     pub async fn group_delete(&self, name: &str) -> Result<(), ClientError> {
         check_length("the group's name", name.len(), MAX_TEXT_LENGTH)?;
         // The background task has already turned an answer of the wrong type into an error.
@@ -198,13 +201,14 @@ impl Client {
         Subscription::open(self.address().clone(), subscription, self.connection.dialer.options.clone()).await
     }
 
-    /// Returns since when the client is disconnected, and why. Returns `None` while it is connected. During an outage,
-    /// requests wait for the next connection until their timeout.
+    /// Returns the start and the cause of the current outage. Returns `None` while the client is connected. During an
+    /// outage, requests wait for the next connection until their timeout.
     pub fn outage(&self) -> Option<Outage> {
         self.connection.status.borrow().outage.clone()
     }
 
-    /// Returns the Welcome frame of the current connection or, during an outage, of the last connection.
+    /// Returns the Welcome frame, with the settings and limits of the server. During an outage, the frame is that of
+    /// the last connection.
     pub fn welcome(&self) -> Welcome {
         self.connection.status.borrow().welcome.clone()
     }
@@ -224,6 +228,7 @@ impl Client {
     }
 
     /// Sends messages in as many frames as the server's limits require. Returns the latest deadline and all outcomes.
+    /// `body` builds a request from messages, and `read` takes the deadline and the outcomes from an answer.
     async fn ask_for_messages<O: Clone>(
         &self,
         messages: &[Message],

@@ -7,7 +7,7 @@ use super::error::ClientError;
 use super::tls::Tls;
 use crate::protocol::frame::{Hello, MAX_TOKEN_LENGTH, Secret, Subscribe, VERSIONS};
 
-/// The maximum length of a text, in bytes: the protocol encodes this length in one byte.
+/// The maximum length of a client name or a group name, in bytes: the protocol encodes the length in one byte.
 pub(super) const MAX_TEXT_LENGTH: usize = 255;
 
 /// The certificates that a client trusts when a server uses TLS. Without the feature `tls`, this type has no values.
@@ -38,13 +38,14 @@ pub struct ClientOptions {
     pub tls: Option<Tls>,
     /// The name of this client in the server's logs, at most 255 bytes.
     pub client_name: String,
-    /// The timeout of a call, including the wait for room in the queue and for a connection.
+    /// The timeout of a call, including the wait for room in the queue of requests and the wait for a connection.
     pub request_timeout: Duration,
     /// The timeout for opening a connection, including the handshake.
     pub connect_timeout: Duration,
-    /// The pause before the first attempt to reconnect. The pause doubles with every attempt.
+    /// The pause before the first attempt to reconnect. The pause doubles with every attempt. Each actual pause is a
+    /// random time between half of this pause and the whole.
     pub first_backoff: Duration,
-    /// The maximum pause between two attempts to reconnect.
+    /// The maximum pause between two attempts to reconnect. It is also the pause after the server refused a connection.
     pub max_backoff: Duration,
 }
 
@@ -95,12 +96,13 @@ impl ClientOptions {
     }
 }
 
-/// The options of an AddNewMsg request.
+/// The options of an AddNewMsg request, which starts the ack timeout of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddOptions {
-    /// The ack timeout in ticks, from 1 to the number of slots of the ring. `None` means one revolution of the ring.
+    /// The ack timeout in ticks (one second by default), from 1 to the number of slots of the server's ring. `None`
+    /// means the maximum, one revolution of the ring.
     pub ack_timeout_ticks: Option<u16>,
-    /// The attempt number of the push, which the timeout batch repeats.
+    /// The number of this attempt to push the messages. If they time out, the timeout batch repeats this number.
     pub attempt: u8,
 }
 
@@ -114,22 +116,26 @@ setters! {
     AddOptions {
         /// Sets the ack timeout in ticks.
         ack_timeout_ticks(ticks: u16) = Some(ticks);
-        /// Sets the attempt number, which the timeout batch repeats.
+        /// Sets the number of this attempt to push the messages.
         attempt(attempt: u8) = attempt;
     }
 }
 
-/// The options of a subscription: the group, and how many messages the server may deliver ahead.
+/// The options of a subscription: which group of subscribers it joins, and how many unacknowledged messages it may
+/// hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubscribeOptions {
-    /// The group to join. `None` creates a new ephemeral group, which the server names.
+    /// The group to join. With `None`, the server creates and names a new group, and deletes it when its last member
+    /// leaves.
     pub group: Option<String>,
-    /// The maximum number of messages that are delivered and not yet acknowledged.
+    /// The credit, in messages. The server delivers another batch only while fewer messages than this are
+    /// unacknowledged.
     pub credit: u32,
-    /// Whether a new group starts at the next batch. Otherwise the group starts at the oldest batch that the server
-    /// keeps.
+    /// Whether a group that this subscription creates starts at the next batch. Otherwise the new group starts at the
+    /// oldest batch that the server keeps.
     pub from_end: bool,
-    /// Whether the server deletes the group when its last member leaves. An ephemeral group starts at the next batch.
+    /// Whether the server deletes the group when its last member leaves. A group that is created with this option is
+    /// ephemeral, and always starts at the next batch.
     pub ephemeral: bool,
 }
 
@@ -143,7 +149,8 @@ setters! {
     SubscribeOptions {
         /// Sets the group to join.
         group(name: impl Into<String>) = Some(name.into());
-        /// Sets the maximum number of messages that are delivered and not yet acknowledged.
+        /// Sets the credit, in messages: the server delivers another batch only while fewer messages are
+        /// unacknowledged.
         credit(messages: u32) = messages;
         /// Sets whether a new group starts at the next batch.
         from_end(from_end: bool) = from_end;
@@ -161,7 +168,7 @@ impl SubscribeOptions {
     }
 }
 
-/// Refuses a field that is too long for a frame. The server checks all other properties.
+/// Returns an error if a field is longer than `most` bytes. The server checks all other properties of the field.
 pub(super) fn check_length(field: &str, length: usize, most: usize) -> Result<(), ClientError> {
     if length > most {
         return Err(ClientError::InvalidRequest(format!("{field} has {length} bytes: use at most {most}")));

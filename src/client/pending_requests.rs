@@ -1,5 +1,5 @@
-//! The requests that the background task of a connection holds: waiting to be written, or in flight (written and not
-//! answered).
+//! The requests that the background task of a connection holds: requests that wait to be encoded, and requests in
+//! flight (encoded, but not answered yet).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
@@ -16,8 +16,9 @@ use crate::protocol::frame::{Body, Frame, FrameType};
 /// The highest bit of a frame type: set in an answer, clear in its request.
 const ANSWER_BIT: u8 = 0x80;
 
-/// The minimum room that a request takes in the window, in messages. The window is the semaphore that bounds pending
-/// requests. A request in flight takes this room, because its caller still occupies memory.
+/// The minimum number of permits that a request holds of the window. The window is a semaphore with one permit per
+/// message, which bounds the memory of pending requests. A request in flight keeps this minimum, because its caller
+/// still occupies memory.
 pub(super) const LEAST_WEIGHT: usize = 8;
 
 /// The answer to a request.
@@ -30,7 +31,7 @@ pub(super) struct Caller {
     /// When the request times out.
     pub(super) deadline: Instant,
     pub(super) answer: oneshot::Sender<Answer>,
-    /// The room that the request takes in the window.
+    /// The permits of the window that the request holds.
     pub(super) room: OwnedSemaphorePermit,
 }
 
@@ -41,17 +42,18 @@ impl Caller {
     }
 }
 
-/// A request that waits to be written.
+/// A request that waits to be encoded.
 pub(super) type Request = (Body, Caller);
 
-/// The pending requests of a connection. All of them have the same timeout, so they are in the order of their
-/// deadlines.
+/// The pending requests of a connection. All requests have the same timeout and are queued in the order of their calls.
+/// So they are also in the order of their deadlines.
 #[derive(Debug)]
 pub(super) struct PendingRequests {
     dialer: Arc<Dialer>,
     queue: UnboundedReceiver<Request>,
     waiting: VecDeque<Request>,
-    /// Requests in flight by sequence number. The lower half of this number is the correlation id.
+    /// Requests in flight by sequence number. The lower 32 bits of a sequence number are the correlation id of the
+    /// request.
     in_flight: BTreeMap<u64, Caller>,
     next: u64,
 }
@@ -83,19 +85,20 @@ impl PendingRequests {
         self.is_closed() && self.waiting.is_empty() && in_flight.all(|caller| caller.answer.is_closed())
     }
 
-    /// Returns a correlation id that no request in flight uses. Skips the ids of the handshake, because batches arrive
-    /// under the id of Subscribe.
+    /// Returns the next correlation id. After the last id, the ids start again at [`FIRST_REQUEST`]. The ids of the
+    /// handshake are never used again, because batches arrive under the id of Subscribe.
     pub(super) fn next_correlation(&mut self) -> u32 {
         self.next += u64::from(FIRST_REQUEST.saturating_sub(correlation_of(self.next)));
         self.next += 1;
         correlation_of(self.next - 1)
     }
 
-    /// Moves the next request whose caller still waits into flight, and returns its frame.
+    /// Removes waiting requests up to the first one whose caller still waits for the answer. Records this request as in
+    /// flight and returns its frame.
     pub(super) fn next_frame(&mut self) -> Option<Frame> {
         let mut requests = std::iter::from_fn(|| self.waiting.pop_front());
         let (body, mut caller) = requests.find(|(_, caller)| !caller.answer.is_closed())?;
-        // The messages are about to be encoded. In flight, the request needs less room in the window.
+        // After it is encoded, the request no longer holds its messages. So it keeps only the minimum of permits.
         caller.room = caller.room.split(LEAST_WEIGHT).unwrap_or(caller.room);
         let correlation = self.next_correlation();
         self.in_flight.insert(self.next - 1, caller);
@@ -103,8 +106,8 @@ impl PendingRequests {
     }
 
     /// Sends an answer to its caller. An answer of the wrong type fails the request. Returns whether the server was
-    /// allowed to send this answer: it has the right type and belongs to a request that was sent. The request may have
-    /// timed out.
+    /// allowed to send this answer: the answer must have the right type and the correlation id of a request. This
+    /// request may have timed out. A Pong is also allowed under an unused id.
     pub(super) fn answer(&mut self, correlation: u32, answer: Answer) -> bool {
         let Some(sequence) = self.sequence(correlation) else { return matches!(answer, Ok(Body::Pong(_))) };
         let Some(caller) = self.in_flight.remove(&sequence) else { return true };
@@ -132,7 +135,8 @@ impl PendingRequests {
         self.waiting.front().map(|(_, caller)| caller.deadline)
     }
 
-    /// Fails waiting requests whose deadline has passed. If there is no connection, `cause` says why.
+    /// Fails waiting requests whose deadline has passed. `cause` is the reason why there is no connection, or `None` if
+    /// there is a connection.
     pub(super) fn expire_waiting(&mut self, now: Instant, cause: Option<&Arc<str>>) {
         let expired = self.waiting.partition_point(|(_, caller)| caller.deadline <= now);
         for (_, caller) in self.waiting.drain(..expired) {
@@ -152,7 +156,7 @@ impl PendingRequests {
         }
     }
 
-    /// Fails all requests that wait to be written.
+    /// Fails all requests that wait to be encoded.
     pub(super) fn fail_waiting(&mut self, error: &ClientError) {
         for (_, caller) in self.waiting.drain(..) {
             caller.give(Err(error.clone()));
@@ -167,15 +171,16 @@ impl PendingRequests {
         self.next = FIRST_REQUEST.into();
     }
 
-    /// Closes the queue and fails all requests that wait to be written.
+    /// Closes the queue and fails all requests that wait to be encoded.
     pub(super) fn end(&mut self, error: &ClientError) {
         self.queue.close();
         self.take_queued();
         self.fail_waiting(error);
     }
 
-    /// Runs `work` while there is no connection, because of `cause`. Meanwhile, collects new requests and fails those
-    /// whose deadline passes. Returns `None` if no caller is left.
+    /// Runs `work` while there is no connection. Until `work` ends, takes requests from the queue, and fails waiting
+    /// requests whose deadline passes. `cause` is the reason why there is no connection. Returns `None` as soon as no
+    /// more requests can come.
     pub(super) async fn wait_for<T>(&mut self, work: impl Future<Output = T>, cause: &Arc<str>) -> Option<T> {
         tokio::pin!(work);
         while !self.is_closed() {
@@ -191,7 +196,8 @@ impl PendingRequests {
         None
     }
 
-    /// Returns the latest sequence number with this correlation id, if this connection has used the id.
+    /// Returns the latest sequence number whose lower 32 bits are this correlation id. Returns `None` if this
+    /// connection has not used the id for a request.
     fn sequence(&self, correlation: u32) -> Option<u64> {
         const ROUND: u64 = 1 << 32;
         let this_round = self.next & !(ROUND - 1) | u64::from(correlation);
@@ -224,7 +230,7 @@ mod tests {
         requests
     }
 
-    /// Writes a request. Returns its correlation id and the receiver of its answer.
+    /// Moves a new request into flight. Returns its correlation id and the receiver of its answer.
     fn ask(requests: &mut PendingRequests, deadline: Instant) -> (u32, oneshot::Receiver<Answer>) {
         let (answer, answered) = oneshot::channel();
         let room = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();

@@ -2,17 +2,18 @@
 //!
 //! # Why memory stays bounded
 //!
-//! The credit limits the unacknowledged messages that the server delivers. If a batch stays unread for too long or its
-//! connection is lost, the server redelivers this batch, perhaps to this client. The server then no longer counts the
-//! old copy against the credit. So a redelivered batch replaces its unread copy. If the unread messages have reached
-//! the credit, a new batch is returned to the server. Unread batches survive a lost connection: if their server has
-//! ended, they may be the only copies.
+//! The server delivers batches while this subscriber holds fewer unacknowledged messages than its credit. If a batch is
+//! not acknowledged for too long, or its connection is lost, the server redelivers the batch, perhaps to this client.
+//! The server then no longer counts the old copy against the credit. So a redelivered batch replaces its unread copy.
+//! If the unread messages have reached the credit, the client returns a new batch to the server. Unread batches survive
+//! a lost connection: if their server has ended, they may be the only copies.
 //!
 //! # Acknowledged batches
 //!
-//! The reader has processed an acknowledged batch and must not get it again. But an acknowledgement can be lost with
-//! its connection, and then the server redelivers the batch. Such a batch is acknowledged again, until the server
-//! confirms that the batch is settled.
+//! The reader (the caller that reads the subscription) has processed an acknowledged batch and must not get it again.
+//! But an acknowledgement can be lost with its connection, and then the server redelivers the batch. The client
+//! acknowledges such a batch again, until the server confirms that the batch is settled: no member of the group needs
+//! it any more.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -25,7 +26,8 @@ use crate::protocol::frame::{MAX_BATCH_IDS, TimeoutBatch};
 /// The batches of a subscription.
 #[derive(Debug)]
 pub(super) struct ReceivedBatches {
-    /// The credit in messages. As in the server, another batch is accepted while fewer messages than this are unread.
+    /// The credit, in messages. Another batch is accepted while fewer messages than this are unread. So the last
+    /// accepted batch may exceed the credit. The server follows the same rule.
     credit: usize,
     state: Mutex<State>,
 }
@@ -44,7 +46,7 @@ pub(super) enum DeliverOutcome {
 /// The state of an acknowledgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AckState {
-    /// A caller waits for the answer.
+    /// The acknowledgement was sent, and its caller waits for the answer.
     Asked,
     /// The acknowledgement failed, or its caller stopped waiting: repeat the acknowledgement.
     Unanswered,
@@ -55,8 +57,8 @@ pub(super) struct State {
     /// Unread batches in the order of their ids: batches of earlier ticks come first.
     unread: BTreeMap<BatchId, TimeoutBatch>,
     unread_messages: usize,
-    /// Acknowledged batches that are not settled yet, at most as many as one BatchAck can carry. A batch beyond this
-    /// limit is not remembered, so the reader gets it again if it is redelivered.
+    /// Acknowledged batches that are not settled yet, at most [`MAX_BATCH_IDS`], which is the maximum of one BatchAck
+    /// request. A batch beyond this limit is not remembered, so the reader gets it again if it is redelivered.
     acknowledged: HashMap<BatchId, AckState>,
     /// The group that the subscription joined.
     pub(super) group: String,
@@ -75,7 +77,8 @@ impl ReceivedBatches {
         ReceivedBatches { credit, state: Mutex::new(State { group, ..State::default() }) }
     }
 
-    /// Records that the reader acknowledges batches, and drops unread copies of these batches.
+    /// Records that the reader acknowledges batches, and drops unread copies of these batches. The caller must keep the
+    /// returned value until the answer arrives.
     pub(super) fn acknowledge<'a>(&'a self, batches: &'a [BatchId]) -> Acknowledgement<'a> {
         let mut state = self.state();
         for batch in batches {
@@ -104,7 +107,8 @@ impl ReceivedBatches {
         }
     }
 
-    /// Keeps a batch that arrived, unless the reader has acknowledged it or there is no room.
+    /// Keeps a batch that arrived, unless the reader has acknowledged it or there is no room. Replaces an unread copy
+    /// of the batch.
     #[must_use]
     pub(super) fn deliver(&self, batch: TimeoutBatch) -> DeliverOutcome {
         let mut state = self.state();
@@ -131,8 +135,8 @@ impl ReceivedBatches {
         state.group = group;
     }
 
-    /// Ends the subscription. After the unread batches, the reader receives `error`, or `None` if it closed the
-    /// subscription itself. Only the first call counts.
+    /// Ends the subscription. After the unread batches, the reader receives `error` once, then `None`. `error` is
+    /// `None` if the subscription was closed on this side. Only the first call has an effect.
     pub(super) fn end(&self, error: Option<ClientError>) {
         let mut state = self.state();
         if !state.ended {
@@ -142,7 +146,8 @@ impl ReceivedBatches {
         wake_reader(state);
     }
 
-    /// Returns the next batch. After the last batch, returns the error that ended the subscription, then `None`.
+    /// Returns the next unread batch. After the end and the last batch, returns the error that ended the subscription,
+    /// then `None`.
     pub(super) fn poll(&self, context: &Context<'_>) -> Poll<Option<Result<TimeoutBatch, ClientError>>> {
         let mut state = self.state();
         if let Some((_, batch)) = state.unread.pop_first() {

@@ -9,9 +9,9 @@
 //!           another)     messages)
 //! ```
 //!
-//! The window is a semaphore that bounds the memory of all pending requests. A request takes room in the window before
-//! it is queued. It returns most of this room when it is written, and the rest when it is answered or fails. So memory
-//! stays bounded while the server is unreachable or does not answer.
+//! The window is a semaphore that bounds the memory of all pending requests, with one permit per message. A request
+//! acquires permits before it is queued. It returns most of them when it is encoded, and the others when it is answered
+//! or fails. So memory stays bounded while the server is unreachable or does not answer.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,13 +31,13 @@ use super::received_batches::ReceivedBatches;
 use crate::core::Promise;
 use crate::protocol::frame::{Body, MAX_MESSAGES, Welcome};
 
-/// The size of the window, in messages: one million messages of 16 bytes take 16 MiB.
+/// The number of permits of the window: about one million messages of 16 bytes, which take 16 MiB.
 const WINDOW_MESSAGES: usize = 32 * MAX_MESSAGES;
 
-/// The timeout that replaces a configured timeout too long for the clock to represent.
+/// The timeout that is used if adding the configured timeout to the current time would overflow.
 const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 3_600);
 
-// A request of any size fits into the window.
+// A request of any size fits into the window, and its size fits into a `u32`.
 const _: () = assert!(WINDOW_MESSAGES >= MAX_MESSAGES && MAX_MESSAGES <= u32::MAX as usize);
 
 /// The handle for callers. When it is closed or dropped, the background task finishes the queued requests and ends.
@@ -45,7 +45,8 @@ const _: () = assert!(WINDOW_MESSAGES >= MAX_MESSAGES && MAX_MESSAGES <= u32::MA
 pub(super) struct ReconnectingConnection {
     pub(super) dialer: Arc<Dialer>,
     pub(super) status: watch::Receiver<Status>,
-    /// Held while a call queues its requests. So calls queue in the order in which they were first polled.
+    /// A fair lock that a call holds while it queues its requests. So calls queue their requests in the order in which
+    /// they were first polled.
     order: tokio::sync::Mutex<()>,
     window: Arc<Semaphore>,
     /// `None` after [`close`](ReconnectingConnection::close).
@@ -75,8 +76,8 @@ impl ReconnectingConnection {
         self.ask_all(std::iter::once(body)).await.pop().expect("one body has one answer")
     }
 
-    /// Sends items in frames of at most `most` items. Calls `read` with each answer and the number of items in its
-    /// frame.
+    /// Sends items in requests of at most `most` items, which `body` builds. Calls `read` with each answer and the
+    /// number of items in its request. Returns the results of `read` in order.
     pub(super) async fn ask_in_frames<I: Clone, T>(
         &self,
         items: &[I],
@@ -100,7 +101,8 @@ impl ReconnectingConnection {
         let timeout = self.dialer.options.request_timeout;
         let deadline = now.checked_add(timeout).unwrap_or_else(|| now + LONGEST_WAIT);
         let mut waiting = Vec::with_capacity(bodies.size_hint().0);
-        // Unconstrained: even if the Tokio task has used up its budget, its first poll must join the queue for `order`.
+        // Unconstrained: even if the Tokio task has used up its cooperative budget, its first poll must join the queue
+        // for `order`.
         let queued = timeout_at(deadline, unconstrained(self.queue_all(bodies, deadline, &mut waiting))).await;
         // The background task answers every request before it ends, unless its runtime is shut down first.
         let task_is_gone = |_| {
@@ -148,7 +150,7 @@ impl ReconnectingConnection {
     }
 }
 
-/// Returns the room that a request takes in the window, in messages.
+/// Returns how many permits of the window a request needs: one per message or batch id, and at least [`LEAST_WEIGHT`].
 fn weight(body: &Body) -> u32 {
     let messages = match body {
         Body::AddNewMsg { messages, .. } | Body::DelMsg { messages, .. } => messages.len(),
@@ -158,8 +160,9 @@ fn weight(body: &Body) -> u32 {
     u32::try_from(messages.clamp(LEAST_WEIGHT, MAX_MESSAGES)).expect("asserted above")
 }
 
-/// Returns all answers, or an error if any request failed. `answers` yields each answer with the number of its
-/// messages. The error promises that nothing was applied only if no frame was applied.
+/// Returns all answers, or one error if any request failed. `answers` yields the answer to each request, with the
+/// number of messages in this request. The error promises that nothing was applied only if this is certain for all
+/// requests.
 fn merge<T>(
     answers: impl Iterator<Item = (Result<T, ClientError>, usize)>,
     messages: usize,
@@ -174,7 +177,7 @@ fn merge<T>(
             Err(error) => failures.push(error),
         }
     }
-    // Reports the first failure, but prefers a failure with an unknown outcome over one with a known outcome.
+    // Report the first failure whose outcome is unknown. If there is none, report the first failure.
     match failures.into_iter().min_by_key(|error| error.promise() == Promise::NotApplied) {
         None => Ok(answered),
         Some(error) if applied == 0 => Err(error),
@@ -182,7 +185,8 @@ fn merge<T>(
     }
 }
 
-/// Returns the error for an answer of the wrong type. The background task has already closed that connection.
+/// Returns the error for an answer of the wrong type. This is a safeguard: the background task already turns such an
+/// answer into an error.
 pub(super) fn unexpected(body: &Body) -> ClientError {
     ClientError::Protocol(format!("the server answered with {}", body.frame_type().as_str()))
 }
@@ -210,7 +214,8 @@ struct Task {
     requests: PendingRequests,
     received: Option<Arc<ReceivedBatches>>,
     status: watch::Sender<Status>,
-    /// How many times the task has tried to connect since the last stable connection.
+    /// How many times the task has tried to connect since the last stable connection, one that lasted at least
+    /// `max_backoff`.
     attempts: u32,
 }
 
@@ -232,8 +237,8 @@ impl Task {
         }
     }
 
-    /// Dials until a connection is open. Returns `None` if no caller is left, or if the server refuses the subscription
-    /// with an error that is not retryable.
+    /// Tries to connect until a connection is open. Returns `None` if no caller is left, or if the server refuses the
+    /// subscription with an error that is not retryable.
     async fn reconnect(&mut self, mut cause: Arc<str>) -> Option<OpenConnection> {
         let mut pause = self.next_pause();
         loop {
@@ -272,7 +277,7 @@ impl Task {
     }
 }
 
-/// Fails all waiting requests, however the task ends: no caller waits forever.
+/// Fails all waiting requests and ends the subscription, however the task ends. So no caller waits forever.
 impl Drop for Task {
     fn drop(&mut self) {
         self.requests.end(&ClientError::Closed { address: self.dialer.address.clone() });

@@ -1,4 +1,5 @@
-//! A subscription: a stream of timeout batches on its own connection, which it restores after a loss.
+//! A subscription: a stream of timeout batches on its own connection, which it restores after a loss. A timeout batch
+//! is a list of messages that were not acknowledged in time.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -21,19 +22,19 @@ use crate::protocol::frame::{Body, MAX_BATCH_IDS, TimeoutBatch, Welcome};
 
 /// A stream of timeout batches.
 ///
-/// After a lost connection, the stream subscribes again, to the same group or to a new ephemeral group. The reader sees
-/// no error; [`reconnects`](Subscription::reconnects) counts these events. Only an error that is not retryable is
-/// yielded, and this error ends the stream.
+/// After a lost connection, the stream subscribes again with the same options. If the options name no group, the server
+/// creates a new group for it. The reader sees no error; [`reconnects`](Subscription::reconnects) counts these events.
+/// The stream yields only an error that is not retryable, and then ends.
 ///
-/// A batch that is not acknowledged is redelivered, to this subscriber or to another member of the group. The same
-/// happens to a batch whose holder lost its connection. A duplicate has the same [`BatchId`].
+/// The server redelivers a batch if it is not acknowledged in time, or if its subscriber loses the connection. The
+/// batch goes to this subscriber or to another member of the group. A redelivered batch has the same [`BatchId`].
 ///
 /// Call [`ack`](Subscription::ack) once per batch. If the call fails, the subscription repeats the acknowledgement: on
 /// the next connection, and when the batch is redelivered. The redelivered batch is not yielded again. The subscription
 /// remembers up to 4,096 such batches.
 ///
-/// Dropping the subscription leaves the group. Batches that are not acknowledged by then go to other members. Later
-/// acknowledgements fail with [`ClientError::Closed`].
+/// When the subscription is dropped, this subscriber leaves the group. The batches that it has not acknowledged by then
+/// go to other members. Later acknowledgements fail with [`ClientError::Closed`].
 pub struct Subscription {
     shared: Arc<Shared>,
 }
@@ -45,7 +46,8 @@ struct Shared {
 }
 
 impl Shared {
-    /// Acknowledges batches. Returns how many of them were unsettled before.
+    /// Acknowledges batches, which settles them: the server does not deliver them to the group again. Returns how many
+    /// of them were not settled before.
     async fn ack(&self, batches: &[BatchId]) -> Result<u64, ClientError> {
         // If this value is dropped before the batches are settled, the acknowledgement is repeated.
         let _acknowledgement = self.received.acknowledge(batches);
@@ -58,7 +60,7 @@ impl Shared {
         Ok(settled.into_iter().sum())
     }
 
-    /// Returns a batch to the server. The result says whether this connection held the batch.
+    /// Sends a batch back to the server. Returns whether this connection held the batch.
     async fn nack(&self, batch: BatchId, delay: Duration) -> Result<bool, ClientError> {
         let delay_ms = u32::try_from(delay.as_millis()).unwrap_or(u32::MAX);
         // The background task has already turned an answer of the wrong type into an error.
@@ -91,7 +93,8 @@ impl Subscription {
         poll_fn(|context| self.poll(context)).await
     }
 
-    /// Acknowledges a batch, which settles it for the whole group. Returns whether the batch was unsettled before.
+    /// Acknowledges a batch, which settles it: the server does not deliver it to the group again. Returns whether the
+    /// batch was not settled before.
     ///
     /// # Errors
     ///
@@ -100,7 +103,7 @@ impl Subscription {
         self.shared.ack(&[batch]).await.map(|settled| settled > 0)
     }
 
-    /// Acknowledges several batches at once. Returns how many of them were unsettled before.
+    /// Acknowledges several batches at once. Returns how many of them were not settled before.
     ///
     /// # Errors
     ///
@@ -109,8 +112,8 @@ impl Subscription {
         self.shared.ack(batches).await
     }
 
-    /// Returns a batch to the server. It goes to another member of the group or, after the delay, to this subscriber.
-    /// The result says whether this connection held the batch.
+    /// Sends a batch back to the server, which delivers it to another member of the group or, after `delay`, to this
+    /// subscriber. Returns whether this connection held the batch.
     ///
     /// # Errors
     ///
@@ -119,8 +122,8 @@ impl Subscription {
         self.shared.nack(batch, delay).await
     }
 
-    /// Returns the name of the group. If no name was given, the server chose it. The name changes when an ephemeral
-    /// group is lost with its connection.
+    /// Returns the name of the group. If the options name no group, the server chooses the name, and the name changes
+    /// when the subscription is renewed on a new connection.
     pub fn group(&self) -> String {
         self.shared.received.state().group.clone()
     }
@@ -130,13 +133,14 @@ impl Subscription {
         self.shared.received.state().reconnects
     }
 
-    /// Returns since when the subscription is disconnected, and why. Returns `None` while it is connected. During an
-    /// outage, no batch arrives.
+    /// Returns the start and the cause of the current outage. Returns `None` while the subscription is connected.
+    /// During an outage, no batch arrives.
     pub fn outage(&self) -> Option<Outage> {
         self.shared.connection.status.borrow().outage.clone()
     }
 
-    /// Returns the Welcome frame of the current connection or, during an outage, of the last connection.
+    /// Returns the Welcome frame, with the settings and limits of the server. During an outage, the frame is that of
+    /// the last connection.
     pub fn welcome(&self) -> Welcome {
         self.shared.connection.status.borrow().welcome.clone()
     }
@@ -157,8 +161,8 @@ impl Stream for Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        // Delivered batches keep the connection open, but without a reader the subscription must not receive more
-        // batches.
+        // Batches that the caller still holds would keep the connection open. But without a reader, the subscription
+        // must not receive more batches.
         self.shared.connection.close();
     }
 }
@@ -173,8 +177,8 @@ impl fmt::Debug for Subscription {
     }
 }
 
-/// A delivered batch. Only [`ack`](Delivered::ack) settles a batch. If a batch is dropped instead, the server
-/// redelivers it.
+/// A delivered batch. Dropping it does not acknowledge it: the server redelivers a batch that is not acknowledged with
+/// [`ack`](Delivered::ack) or [`Subscription::ack`].
 ///
 /// A batch can be acknowledged in another task while the stream is read.
 #[derive(Clone)]
@@ -185,7 +189,8 @@ pub struct Delivered {
 }
 
 impl Delivered {
-    /// Acknowledges the batch, which settles it for the whole group. Returns whether the batch was unsettled before.
+    /// Acknowledges the batch, which settles it: the server does not deliver it to the group again. Returns whether the
+    /// batch was not settled before.
     ///
     /// # Errors
     ///
@@ -194,8 +199,8 @@ impl Delivered {
         self.shared.ack(&[self.batch.id]).await.map(|settled| settled > 0)
     }
 
-    /// Returns the batch to the server. It goes to another member of the group or, after the delay, to this subscriber.
-    /// The result says whether this connection held the batch.
+    /// Sends the batch back to the server, which delivers it to another member of the group or, after `delay`, to this
+    /// subscriber. Returns whether this connection held the batch.
     ///
     /// # Errors
     ///

@@ -24,7 +24,8 @@ impl Tls {
     ///
     /// # Errors
     ///
-    /// Fails if the file cannot be read or holds no certificate of a certificate authority.
+    /// Fails if the file cannot be read, has no certificate, or has a certificate that cannot be used as that of an
+    /// authority.
     pub fn trusting(file: &Path) -> io::Result<Tls> {
         let wrong = |error: &dyn fmt::Display| {
             io::Error::new(io::ErrorKind::InvalidData, format!("{}: {error}", file.display()))

@@ -19,20 +19,20 @@ pub const HEAD_LENGTH: usize = 12;
 /// The number of bytes of the head that the length field counts: all but the four bytes of this field.
 pub const COUNTED_HEAD_LENGTH: usize = HEAD_LENGTH - 4;
 
-/// The maximum frame length that is accepted by default, in bytes.
+/// The maximum frame length that is accepted by default, in bytes. The length field of a frame must not exceed it.
 pub const DEFAULT_MAX_FRAME_LENGTH: u32 = 1024 * 1024;
 
-/// The maximum frame length that a server accepts before Hello, in bytes. It bounds the memory that an unknown client
-/// can occupy.
+/// The maximum frame length that a server accepts until it has accepted the client's Hello, in bytes. It bounds the
+/// memory that an unknown client can occupy.
 pub const MAX_GREETING_LENGTH: u32 = 4_096;
 
-/// The maximum number of messages in one AddNewMsg or DelMsg.
+/// The maximum number of messages in one [`Body::AddNewMsg`] or [`Body::DelMsg`].
 pub const MAX_MESSAGES: usize = 32_768;
 
-/// The maximum number of batch ids in one BatchAck.
+/// The maximum number of batch ids in one [`Body::BatchAck`].
 pub const MAX_BATCH_IDS: usize = 4_096;
 
-/// The number of bytes per message in a TimeoutBatch: id, client and attempt.
+/// The number of bytes per message in a TimeoutBatch: message id (8), client id (8) and attempt number (1).
 pub(crate) const TIMED_OUT_LENGTH: usize = 17;
 
 /// The maximum length of a Ping's payload, in bytes.
@@ -108,7 +108,8 @@ frame_types! {
 /// A frame: its correlation id and its content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// The id that the requester chooses and the answer repeats. It is 0 in a Ping or GoAway from a server.
+    /// The correlation id: the requester chooses it, and the answer repeats it. It is 0 in a Ping or GoAway from a
+    /// server.
     pub correlation: u32,
     /// The content of the frame.
     pub body: Body,
@@ -144,9 +145,10 @@ pub enum Body {
     AddNewMsg {
         /// The messages, 1 to [`MAX_MESSAGES`].
         messages: Vec<Message>,
-        /// The ack timeout in ticks; 0 means one revolution of the ring.
+        /// The ack timeout in ticks (one second by default). 0 means the maximum: one revolution of the server's ring
+        /// of ticks.
         ack_timeout_ticks: u16,
-        /// The attempt number of the push, which the timeout batch repeats.
+        /// The number of this attempt to push the messages. If they time out, the timeout batch repeats this number.
         attempt: u8,
     },
     /// The answer to AddNewMsg.
@@ -155,40 +157,42 @@ pub enum Body {
     DelMsg {
         /// The messages, 1 to [`MAX_MESSAGES`].
         messages: Vec<Message>,
-        /// Whether the push of the messages failed at once.
+        /// Whether the push of the messages failed at once. Otherwise their Ack arrived.
         withdraw: bool,
     },
     /// The answer to DelMsg: one outcome per message, in order.
     DelMsgAnswer(Vec<DelOutcome>),
-    /// A request for timeout batches.
+    /// A request to join a group of subscribers and to receive its timeout batches.
     Subscribe(Subscribe),
-    /// The answer to Subscribe. Batches follow under the same correlation id.
+    /// The answer to Subscribe. TimeoutBatches follow under the same correlation id.
     Subscribed {
         /// The group that the subscriber joined.
         group: String,
-        /// Whether the group is new.
+        /// Whether the server created the group for this subscription.
         created: bool,
     },
-    /// A timeout batch, under the correlation id of its Subscribe. The subscriber does not answer it, but acknowledges
-    /// it with BatchAck.
+    /// A timeout batch, under the correlation id of its Subscribe. The subscriber does not answer this frame, but
+    /// acknowledges the batch with BatchAck.
     TimeoutBatch(TimeoutBatch),
-    /// A request that settles batches for the subscription's group: at most [`MAX_BATCH_IDS`] batches.
+    /// A request that settles 1 to [`MAX_BATCH_IDS`] batches: the server does not deliver them to the subscriber's
+    /// group again.
     BatchAck(Vec<BatchId>),
     /// The answer to BatchAck.
     BatchAckAnswer {
-        /// How many of the batches were unsettled before this request.
+        /// How many of the batches were not settled before this request.
         settled: u32,
     },
     /// A request that returns a batch to the server.
     BatchNack {
         /// The id of the batch.
         batch: BatchId,
-        /// The delay before the server may redeliver the batch to the same subscriber, in ms.
+        /// The delay before the server may redeliver the batch to the same subscriber, in ms. The server doubles the
+        /// delay with every return of the batch, up to its redelivery timeout.
         delay_ms: u32,
     },
     /// The answer to BatchNack.
     BatchNackAnswer {
-        /// Whether this connection held the batch.
+        /// Whether this connection held the batch. If not, the request changed nothing.
         held: bool,
     },
     /// A request that deletes the group with this name.
@@ -227,7 +231,8 @@ impl fmt::Debug for Secret {
 pub struct Welcome {
     /// The version that both sides speak from now on.
     pub version: u8,
-    /// The number of slots of the ring. It is also the default and the maximum ack timeout, in ticks.
+    /// The number of slots of the server's ring, one per tick. It is also the default and the maximum ack timeout, in
+    /// ticks.
     pub slots: u16,
     /// The length of a tick, in ms.
     pub tick_ms: u32,
@@ -235,11 +240,11 @@ pub struct Welcome {
     pub max_frame_length: u32,
     /// The maximum number of messages in one AddNewMsg or DelMsg.
     pub max_messages: u32,
-    /// The maximum credit of a subscription, in messages.
+    /// The maximum credit of a subscription, in messages. See [`Subscribe::credit`].
     pub max_credit: u32,
     /// The ping interval, in ms. A peer that is silent for two intervals counts as disconnected.
     pub ping_interval_ms: u32,
-    /// The kind of store, at most 255 bytes.
+    /// The name of the kind of store, at most 255 bytes.
     pub store: String,
     /// The server's name and version, at most 255 bytes.
     pub server_name: String,
@@ -255,30 +260,35 @@ pub enum GoAwayReason {
     Done = 2,
 }
 
-/// A request for timeout batches.
+/// A request to join a group of subscribers and to receive its timeout batches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subscribe {
-    /// The group to join; empty for a new ephemeral group.
+    /// The group to join. If the name is empty, the server creates and names a new group, and deletes it when its last
+    /// member leaves.
     pub group: String,
-    /// The credit: how many messages the subscriber may hold unacknowledged, at least 1.
+    /// The credit, in messages, at least 1. The server delivers another batch only while fewer messages than this are
+    /// unacknowledged.
     pub credit: u32,
-    /// Whether the server deletes the group when its last member leaves. An ephemeral group starts at the next batch.
+    /// Whether the server deletes the group when its last member leaves. A group that is created with this option is
+    /// ephemeral, and always starts at the next batch.
     pub ephemeral: bool,
-    /// Whether a new group starts at the next batch. Otherwise the group starts at the oldest batch that the server
-    /// keeps.
+    /// Whether a group that this request creates starts at the next batch. Otherwise the new group starts at the oldest
+    /// batch that the server keeps.
     pub from_end: bool,
 }
 
-/// A batch of messages of one expired tick.
+/// A batch of messages that were not acknowledged in time. They all have the same tick as their deadline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TimeoutBatch {
     /// The id of the batch, for acknowledging it and for detecting duplicates.
     pub id: BatchId,
-    /// How many times the batch was delivered to this group, including this delivery.
+    /// How many times the server has delivered the batch to this group, including this delivery.
     pub delivery_count: u32,
     /// The time since the tick expired, in ms.
     pub age_ms: u64,
-    /// The counts and flags of the tick.
+    /// How many messages of the tick were added and acknowledged, and two flags. The tick is a storm if a fault on the
+    /// server side is likely to have caused its many timeouts. It is drained if the server delivers it early, because
+    /// it shuts down.
     pub counts: TickCounts,
     /// Whether this is the last batch of the tick.
     pub last: bool,
@@ -291,9 +301,9 @@ pub struct TimeoutBatch {
 pub struct Error {
     /// The code of a [`Reason`], or a code that this build does not know.
     pub code: u16,
-    /// Whether the server promises that nothing was applied.
+    /// Whether the server promises that it applied nothing.
     pub promise: Promise,
-    /// Whether the same request can succeed later or elsewhere.
+    /// Whether the same request can succeed later or at another server.
     pub retryable: bool,
     /// The error text for humans.
     pub text: String,

@@ -153,7 +153,7 @@ fn adds_and_dels_come_in_turn_or_as_drawn() {
         let kinds = server.asked.iter().map(|(kind, _)| *kind);
         let (frames, repeats) =
             (server.asked.len(), kinds.clone().zip(kinds.skip(1)).filter(|(a, b)| a == b).count());
-        // If there is room, about half of the frames have the same type as the frame before.
+        // If there is room beyond the window, about half of the frames have the same type as the frame before.
         let drawn = order == Order::Mixed && 2 * ids_per_frame <= most_ahead;
         assert!(if drawn { repeats > frames / 5 } else { repeats == 0 }, "{repeats} of {frames}");
         assert_eq!(shared.errors.first().0, 0, "{:?}", shared.errors);

@@ -159,7 +159,7 @@ async fn answers_are_read_before_anybody_is_judged_late() {
     let clock = HeldClock::new();
     let peer = Peer::new().await;
     let (client, mut session) = peer.connect().await;
-    // Repeated, because chance decides whether the task looks at the socket or at the clock first.
+    // Try this several times, because the task looks at the socket or at the clock first, at random.
     for _ in 0..10 {
         for (before, then) in [(SECOND * 49 / 10, SECOND / 8), (Duration::ZERO, SECOND * 3_600)] {
             let client = client.clone();

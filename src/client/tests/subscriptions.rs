@@ -103,8 +103,8 @@ async fn a_subscription_heals_and_old_batches_are_acknowledged_on_the_new_connec
     assert_eq!(subscription.reconnects(), 1);
 }
 
-/// Without the repeated acknowledgement, a reader that blocks its runtime for two ping intervals gets the same batch
-/// forever.
+/// If the client did not repeat the acknowledgement, a reader that blocks its runtime for two ping intervals would get
+/// the same batch forever. Each time, its connection is lost before the acknowledgement arrives.
 #[tokio::test]
 async fn an_ack_that_is_lost_with_its_connection_is_repeated_and_its_batch_is_not_read_again() {
     let peer = Peer::new().await;
@@ -120,7 +120,8 @@ async fn an_ack_that_is_lost_with_its_connection_is_repeated_and_its_batch_is_no
     let (mut session, _) = peer.greet_subscriber(subscribed("default")).await;
     let Frame { correlation, body } = session.frame().await;
     assert_eq!(body, Body::BatchAck(vec![batch(0).id]), "before anything else");
-    // This batch was already on its way, and the sidecar does not know the outcome of the first acknowledgement.
+    // The sidecar sent this batch again before it received the repeated acknowledgement. It did not receive the first
+    // one.
     session.send(SUBSCRIPTION, Body::TimeoutBatch(TimeoutBatch { delivery_count: 2, ..batch(0) })).await;
     let again = session.frame().await;
     assert_eq!(again.body, Body::BatchAck(vec![batch(0).id]), "also when it comes again");

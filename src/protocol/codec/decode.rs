@@ -26,7 +26,7 @@ fn body(frame: &RawFrame<'_>) -> Result<Body, Refusal> {
         FrameType::Ping => Body::Ping(echo(&mut fields)?),
         FrameType::Pong => Body::Pong(echo(&mut fields)?),
         FrameType::GoAway => {
-            // A later version may send other reasons. In any case the connection will end, as when the sender drains.
+            // A later version may send other reasons. Treat them like `Draining`: the connection will end in any case.
             let is_done = fields.u16("reason")? == GoAwayReason::Done as u16;
             let reason = if is_done { GoAwayReason::Done } else { GoAwayReason::Draining };
             fields.reserved::<2>()?;
@@ -93,8 +93,8 @@ fn hello(fields: &mut Fields<'_>) -> Result<Hello, Refusal> {
     }
     let token = Secret(fields.bytes(token_length, "token")?.to_vec());
     let client_name = fields.short_text("client name")?;
-    // A later version may append fields to Hello. Ignore them, so that the server can answer with a refusal of the
-    // version.
+    // A later version may append fields to Hello. Ignore these fields, so that the server can answer that it does not
+    // speak the version.
     fields.rest = &[];
     Ok(Hello { lowest_version, highest_version, token, client_name })
 }

@@ -12,14 +12,16 @@ use crate::core::{
     TickCounts, TimedOut,
 };
 
-/// The offset of the flags. The flags, and the length in bytes 0 to 3, are known only after the body is written.
+/// The offset of the flags in a frame. The flags, and the length in bytes 0 to 3, are known only after the body is
+/// written.
 const FLAGS_AT: usize = 5;
 
-/// The maximum number of bytes between the head and the count of a request: those of an AddNewMsg.
+/// The maximum number of bytes between the head and the message count of a request. An AddNewMsg has this many: its ack
+/// timeout (2), attempt number (1) and a reserved byte.
 const LONGEST_FIELDS: usize = 4;
-/// The number of bytes of a count.
+/// The number of bytes of a message count.
 const COUNT: usize = size_of::<u32>();
-/// The number of bytes of a message id or a client.
+/// The number of bytes of a message id or a client id.
 const ID: usize = size_of::<u64>();
 
 impl Codec {
@@ -90,9 +92,9 @@ impl Codec {
     }
 }
 
-/// Appends a request. `fields` are the bytes between head and count. One append writes everything up to the first id,
-/// because an append costs as much as preparing all these bytes. Most requests have one message without a client, so
-/// they need no other append.
+/// Appends a request. `fields` are the bytes between the head and the message count. One append writes all bytes up to
+/// and including the first message id, because an append costs as much as preparing all these bytes. Most requests have
+/// one message without a client id, so they need no other append.
 fn request<const FIELDS: usize>(
     frame_type: FrameType,
     flags: u8,
@@ -123,7 +125,7 @@ fn request<const FIELDS: usize>(
     }
 }
 
-/// Appends a head and the body that `body` writes. `body` returns the flags for the head.
+/// Appends the head of a frame and the body that `body` writes. `body` returns the flags for the head.
 pub(super) fn framed(
     frame_type: FrameType,
     status: u16,
@@ -142,7 +144,7 @@ pub(super) fn framed(
     out[start..start + LENGTH_LENGTH].copy_from_slice(&length.to_be_bytes());
 }
 
-/// Appends the body and returns the flags.
+/// Appends the body of a frame and returns the frame's flags.
 fn body(body: &Body, out: &mut BytesMut) -> u8 {
     match body {
         Body::Hello(body) => hello(body, out),
@@ -256,7 +258,8 @@ pub(super) fn del_msg_answer<T>(outcomes: &[T], number: impl Fn(&T) -> u8, out: 
     0
 }
 
-/// Appends `count` zero bytes and returns them, to be overwritten. So the capacity is checked once for all of them.
+/// Appends `count` zero bytes and returns them, so that the caller overwrites them. The capacity of the buffer is then
+/// checked only once for all bytes.
 fn extended(out: &mut BytesMut, count: usize) -> &mut [u8] {
     let before = out.len();
     out.resize(before + count, 0);
@@ -315,7 +318,7 @@ fn put_short_text(text: &str, out: &mut BytesMut) {
     out.put_slice(&text.as_bytes()[..end]);
 }
 
-/// Returns `flag` if it is set, otherwise 0.
+/// Returns `flag` if `is_set`, otherwise 0.
 fn bit(is_set: bool, flag: u8) -> u8 {
     if is_set { flag } else { 0 }
 }

@@ -18,7 +18,8 @@ pub(super) struct Fields<'a> {
 
 impl<'a> Fields<'a> {
     /// Creates a reader for a frame. Refuses an unknown type, flags that the type does not define, and a wrong status.
-    /// This build does not know their meaning, so it must not ignore them.
+    /// This build does not know what they mean, so it must not ignore them. The status must be the error code in an
+    /// Error, and 0 in any other frame.
     pub(super) fn of(frame: &RawFrame<'a>) -> Result<Fields<'a>, Refusal> {
         let RawFrame { number, flags, status, body, .. } = *frame;
         let Some(frame_type) = FrameType::from_number(number) else {
@@ -116,7 +117,7 @@ impl<'a> Fields<'a> {
         self.text(bytes, field)
     }
 
-    /// Reads a count from 1 to `most`.
+    /// Reads the number of messages or batch ids in the frame, which must be from 1 to `most`.
     pub(super) fn count(&mut self, most: usize) -> Result<usize, Refusal> {
         let count = self.u32("count")?;
         match usize::try_from(count) {
@@ -134,8 +135,9 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Refuses the frame unless exactly `expected` bytes remain, as `count` announced. The caller reserves memory for
-    /// them only after this check.
+    /// Refuses the frame unless exactly `expected` bytes remain. `count` is the number in the frame from which the
+    /// caller computed `expected`; the error text repeats it. The caller must not reserve memory for the bytes before
+    /// this check.
     pub(super) fn must_remain(&self, expected: usize, count: usize) -> Result<(), Refusal> {
         let actual = self.rest.len();
         if actual == expected {
@@ -148,14 +150,16 @@ impl<'a> Fields<'a> {
         )))
     }
 
-    /// Reads the count of the list that ends the frame. Checks that all entries of `length` bytes are there.
+    /// Reads the number of entries of the list that ends the frame, from 1 to `most`. Checks that the rest of the frame
+    /// is exactly these entries, each of `length` bytes.
     pub(super) fn count_of_list(&mut self, most: usize, length: usize) -> Result<usize, Refusal> {
         let count = self.count(most)?;
         self.must_remain(count * length, count)?;
         Ok(count)
     }
 
-    /// Reads the end of an AddNewMsg or a DelMsg: count, ids and, if `flag::CLIENTS` is set, clients.
+    /// Reads the end of an AddNewMsg or a DelMsg: the number of messages, their ids and, if `flag::CLIENTS` is set,
+    /// their client ids.
     pub(super) fn messages(&mut self) -> Result<Messages<'a>, Refusal> {
         let with_clients = self.has(flag::CLIENTS);
         let count = self.count_of_list(MAX_MESSAGES, if with_clients { 16 } else { 8 })?;
@@ -190,7 +194,8 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// The messages of a request, as bytes of its frame. If there are no clients, all clients are 0.
+/// The messages of a request, as bytes of its frame: message ids and client ids of 8 bytes each. Without `clients`, all
+/// client ids are 0.
 pub(super) struct Messages<'a> {
     pub(super) ids: &'a [u8],
     pub(super) clients: Option<&'a [u8]>,
@@ -205,7 +210,7 @@ impl Messages<'_> {
     }
 }
 
-/// Combines ids and clients into messages.
+/// Combines message ids and client ids into messages.
 pub(super) fn pair<'a>(ids: &'a [u8], clients: &'a [u8]) -> impl Iterator<Item = Message> + 'a {
     numbers(ids).zip(numbers(clients)).map(Message::from)
 }

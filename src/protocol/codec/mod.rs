@@ -11,8 +11,8 @@
 //! 1. No input makes the decoder panic.
 //! 2. The length is checked before the decoder waits for more bytes. A count is compared with the received bytes before
 //!    memory is reserved. So memory is proportional to the bytes received, never to a number that a frame announces.
-//! 3. A frame with a valid length never breaks the connection. If anything else in the frame is wrong, the decoder
-//!    refuses the frame and continues with the next one.
+//! 3. If the length of a frame is valid and anything else in it is wrong, the decoder refuses only this frame. It
+//!    continues with the next frame.
 
 mod decode;
 mod encode;
@@ -40,27 +40,27 @@ const _: () = assert!(DelOutcome::Late as u8 == 2 && DelOutcome::Withdrawn as u8
 mod flag {
     use super::FrameType;
 
-    /// Clients follow the message ids. Without this flag, all clients are 0.
+    /// Client ids follow the message ids. Without this flag, all client ids are 0.
     pub(super) const CLIENTS: u8 = 0x01;
     /// The push of the messages failed at once.
     pub(super) const WITHDRAW: u8 = 0x02;
     /// The server deletes the group when its last member leaves.
     pub(super) const EPHEMERAL: u8 = 0x01;
-    /// A new group starts at the next batch.
+    /// A new group starts at the next batch, and not at the oldest batch that the server keeps.
     pub(super) const FROM_END: u8 = 0x02;
-    /// The group is new.
+    /// The server created the group for this subscription.
     pub(super) const CREATED: u8 = 0x01;
     /// The batch is the last of its tick.
     pub(super) const LAST: u8 = 0x01;
-    /// The tick is a storm: so many messages timed out that a fault on the server side is likely.
+    /// The tick is a storm: so many of its messages timed out that a fault on the server side is likely.
     pub(super) const STORM: u8 = 0x02;
-    /// The messages are delivered before their deadline, because the sidecar drains.
+    /// The messages are delivered before their deadline, because the server shuts down.
     pub(super) const DRAINED: u8 = 0x04;
-    /// The connection held the returned batch.
+    /// This connection held the batch that the BatchNack returned.
     pub(super) const HELD: u8 = 0x01;
     /// Any part of the request may have been applied.
     pub(super) const OUTCOME_UNKNOWN: u8 = 0x01;
-    /// The same request can succeed later or elsewhere.
+    /// The same request can succeed later or at another server.
     pub(super) const RETRYABLE: u8 = 0x02;
 
     /// Returns the flags that frames of this type may have.
@@ -116,10 +116,11 @@ impl Codec {
         Codec { max_frame_length }
     }
 
-    /// Removes the next frame from the received bytes. Returns `None` if the frame is not complete yet.
+    /// Removes the next frame from the received bytes and decodes it. Returns `None` if the frame is not complete yet.
     ///
     /// This function reserves no memory for the rest of an incomplete frame: the buffer grows only with the received
-    /// bytes. Otherwise twelve bytes from each of a thousand unknown clients would reserve a gigabyte.
+    /// bytes. Otherwise twelve bytes from each of a thousand unknown clients would reserve a gigabyte, at 1 MiB a
+    /// frame.
     ///
     /// # Errors
     ///
@@ -179,7 +180,8 @@ fn too_short(length: usize) -> DecodeError {
     DecodeError { correlation: 0, refusal: Refusal::new(Reason::MalformedFrame, text) }
 }
 
-/// Returns the first eight bytes of a frame of `whole` bytes: the head without the correlation id.
+/// Returns the first eight bytes of a frame of `whole` bytes, as a big-endian number: the head without the correlation
+/// id. The status is 0.
 pub(crate) const fn begin(whole: usize, frame_type: FrameType, flags: u8) -> u64 {
     ((whole - LENGTH_LENGTH) as u64) << 32 | (frame_type as u64) << 24 | (flags as u64) << 16
 }
@@ -200,8 +202,8 @@ impl RawFrame<'_> {
     }
 }
 
-/// Returns an error text for a peer that speaks HTTP or TLS. Read as a length, its first bytes are far above any
-/// sensible limit, so a text about the length would not help.
+/// Returns an error text for a peer that speaks HTTP or TLS. The first bytes of such a peer, read as a length, are far
+/// above any sensible limit. So a text about the length would not help.
 fn foreign_protocol(first_four: [u8; LENGTH_LENGTH]) -> Option<&'static str> {
     match &first_four {
         b"GET " | b"HEAD" | b"POST" | b"PUT " | b"PATC" | b"DELE" | b"OPTI" | b"CONN" | b"TRAC" | b"PRI " => Some(

@@ -1,6 +1,6 @@
 //! Decodes many AddNewMsg and DelMsg frames into one [`RequestBatch`] and encodes the answers. This is the hot path.
 //!
-//! This module takes only valid frames. The decoder of single frames reads any other frame and reports its fault.
+//! This module decodes only valid frames. The module `decode` reads any other frame and reports its fault.
 
 use bytes::BytesMut;
 
@@ -13,7 +13,7 @@ use crate::core::{Message, Operation, Outcome, Request, RequestBatch};
 /// The result of [`Codec::echo_pings`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EchoedPings {
-    /// The number of bytes of all frames that were taken.
+    /// The number of bytes of the answered Pings and the skipped Pongs.
     pub bytes: usize,
     /// The number of Pings that were answered.
     pub pings: u64,
@@ -22,9 +22,10 @@ pub struct EchoedPings {
 }
 
 impl Codec {
-    /// Moves AddNewMsg and DelMsg frames from the front of the received bytes into a request batch. Stops when the
-    /// batch has at least `most` messages, or at a frame that is incomplete, faulty or of another type. An AddNewMsg
-    /// without an ack timeout gets `revolution` ticks. Returns how many bytes were taken.
+    /// Decodes the AddNewMsg and DelMsg frames at the front of the received bytes into a request batch. Stops when the
+    /// batch has at least `most` messages, or at a frame that is incomplete, faulty or of another type. `revolution` is
+    /// the ack timeout, in ticks, for an AddNewMsg without one. Returns how many bytes the decoded frames have; the
+    /// caller must remove these bytes.
     pub fn take_requests(&self, received: &[u8], batch: &mut RequestBatch, most: usize, revolution: u16) -> usize {
         let mut taken = 0;
         while batch.messages().len() < most {
@@ -46,7 +47,8 @@ impl Codec {
         taken
     }
 
-    /// Answers the Pings at the front of the received bytes and skips the Pongs. Stops at any other frame.
+    /// Appends a Pong to `out` for each Ping at the front of the received bytes, and skips Pongs. Stops at a frame that
+    /// is incomplete, faulty or of another type. The caller must remove the bytes of the handled frames.
     pub fn echo_pings(&self, received: &[u8], out: &mut BytesMut) -> EchoedPings {
         const PING: u8 = FrameType::Ping as u8;
         const PONG: u8 = FrameType::Pong as u8;
@@ -69,7 +71,7 @@ impl Codec {
         echoed
     }
 
-    /// Appends the answer to a processed request.
+    /// Appends the answer to a processed request. `outcomes` has one outcome per message, in order.
     #[inline]
     pub fn encode_answer(&self, request: &Request, outcomes: &[Outcome], out: &mut BytesMut) {
         if let [outcome] = outcomes {
@@ -105,7 +107,7 @@ mod tests {
 
     const REVOLUTION: u16 = 15;
 
-    /// Returns the request at the front of these bytes, as the decoder of single frames reads it.
+    /// Returns the request at the front of these bytes, as [`Codec::decode`] reads it.
     fn single(bytes: &[u8]) -> Option<(u32, Operation, Vec<Message>)> {
         let Ok(Some(Decoded::Frame(frame))) = Codec::default().decode(&mut BytesMut::from(bytes)) else {
             return None;

@@ -1,7 +1,7 @@
 //! Decodes requests with one message, which are the most frequent requests, and encodes their answers.
 //!
-//! The processor cannot predict whether the next request is an AddNewMsg or a DelMsg. Where the two differ, the code
-//! computes both values and selects one without a branch.
+//! The processor cannot predict whether the next request is an AddNewMsg or a DelMsg. Where these two differ, the code
+//! computes the values for both and selects one without a branch.
 
 use std::hint::select_unpredictable;
 
@@ -11,22 +11,23 @@ use super::super::frame::{FrameType, HEAD_LENGTH};
 use super::{LENGTH_LENGTH, begin, flag};
 use crate::core::{Message, Operation, Outcome, Request, RequestBatch};
 
-/// The number of bytes before the message in a DelMsg: head and count.
+/// The number of bytes before the message in a DelMsg: the head and the message count.
 const DEL_FIXED: usize = HEAD_LENGTH + 4;
-/// The number of bytes that an AddNewMsg has between its head and its count.
+/// The number of bytes that an AddNewMsg has between its head and its message count: ack timeout, attempt number and a
+/// reserved byte.
 const MORE_OF_ADD: usize = 4;
 
-/// The offset of the correlation id.
+/// The offset of the correlation id in a frame.
 const CORRELATION_AT: usize = HEAD_LENGTH - 4;
 
-/// The number of bytes of a message id or a client.
+/// The number of bytes of a message id or a client id.
 const NUMBER: usize = 8;
 
 /// The length of the longest request with one message. It is also the size of a [`Window`].
 const LONGEST: usize = DEL_FIXED + MORE_OF_ADD + 2 * NUMBER;
 
-/// The first eight bytes of each kind of request with one message. The first index says whether the message has a
-/// client, the second whether the request is an AddNewMsg.
+/// The first eight bytes of each kind of request with one message. The first index is 1 if the message has a client id.
+/// The second index is 1 if the request is an AddNewMsg.
 const BEGINS: [[u64; 2]; 2] = [
     [begin(DEL_FIXED + NUMBER, FrameType::DelMsg, 0), begin(LONGEST - NUMBER, FrameType::AddNewMsg, 0)],
     [
@@ -35,9 +36,10 @@ const BEGINS: [[u64; 2]; 2] = [
     ],
 ];
 
-/// Moves requests with one message from the front of the received bytes into a request batch. Stops when the batch has
-/// `most` messages, or at a frame that is incomplete, faulty or of another kind. Returns how many bytes were taken. The
-/// frame limit needs no check: it is always above the length of these requests.
+/// Decodes requests with one message at the front of the received bytes into a request batch. Stops when the batch has
+/// `most` messages, or at a frame that is incomplete, faulty or of another kind. `revolution` is the ack timeout, in
+/// ticks, for an AddNewMsg without one. Returns how many bytes the decoded requests have. The maximum frame length
+/// needs no check, because it is always above the length of these requests.
 pub(super) fn take(received: &[u8], batch: &mut RequestBatch, most: usize, revolution: u16) -> usize {
     let mut rest = received;
     while batch.messages().len() < most {
@@ -51,7 +53,7 @@ pub(super) fn take(received: &[u8], batch: &mut RequestBatch, most: usize, revol
     received.len() - rest.len()
 }
 
-/// Takes the last request if fewer bytes than a window are left. Returns the bytes that still remain.
+/// Decodes the request in `rest`, which must be shorter than a window. Returns the bytes that are not decoded.
 #[inline(never)]
 fn take_last<'a>(mut rest: &'a [u8], batch: &mut RequestBatch, revolution: u16) -> &'a [u8] {
     let mut window = [0; LONGEST];
@@ -66,8 +68,8 @@ fn take_last<'a>(mut rest: &'a [u8], batch: &mut RequestBatch, revolution: u16) 
 /// The next bytes to decode. They may hold a request with one message, and further bytes after this request.
 type Window = [u8; LONGEST];
 
-/// Returns whether the request is an AddNewMsg (otherwise a DelMsg), and whether its message has a client. The caller
-/// must check that the window holds a request.
+/// Returns whether the request is an AddNewMsg (otherwise a DelMsg), and whether its message has a client id. The
+/// caller must check that the window holds a request.
 #[inline]
 const fn kind(window: &Window) -> (bool, bool) {
     let [_, _, _, _, frame_type, flags, ..] = *window;
@@ -80,10 +82,11 @@ fn length(window: &Window) -> Option<usize> {
     let (is_add, has_client) = kind(window);
     let begins = u64_at(window, 0) == BEGINS[usize::from(has_client)][usize::from(is_add)];
     let fields = u64_at(window, HEAD_LENGTH);
-    // The count. For an AddNewMsg, the reserved byte before the count is included, because it must be 0.
+    // The message count, which must be 1. For an AddNewMsg, this includes the reserved byte before the count, which
+    // must be 0.
     let count = select_unpredictable(is_add, fields & 0xff_ffff_ffff, fields >> 32);
-    // All these requests are shorter than 256 bytes, so the last byte of the length field is enough. The processor
-    // knows this byte earlier than the kind of the request.
+    // All these requests are shorter than 256 bytes, so the last byte of the length field is enough. The processor can
+    // read this byte before it knows the kind of the request.
     let length = LENGTH_LENGTH + usize::from(window[3]);
     (begins && count == 1).then_some(length)
 }
@@ -97,7 +100,7 @@ fn push(window: &Window, batch: &mut RequestBatch, revolution: u16) {
     let add = Operation::Add { ack_timeout_ticks: u16::from_be_bytes([high, low]), attempt };
     let add = add.with_default_timeout(revolution);
     let at = DEL_FIXED + MORE_OF_ADD * usize::from(is_add);
-    // A logic node sends clients always or never, so the processor predicts this branch.
+    // A logic node sends client ids always or never, so the processor predicts this branch.
     let client = if has_client { u64_at(window, at + NUMBER) } else { 0 };
     batch.push_single(
         u64::from(u32::from_be_bytes(chunk(window, CORRELATION_AT))),
@@ -116,12 +119,13 @@ fn chunk<const LENGTH: usize>(window: &Window, at: usize) -> [u8; LENGTH] {
     *window[at..].first_chunk().expect("no request is longer than the window")
 }
 
-/// The length of an AddNewMsgAnswer: head, deadline, count, number of re-armed messages, and one byte of bits.
+/// The length of an AddNewMsgAnswer for one message: head, deadline, message count, number of re-armed messages, and
+/// one byte. The lowest bit of this byte is set if the message was re-armed: it was in flight and got a new deadline.
 const ADD_ANSWER: usize = HEAD_LENGTH + 17;
-/// The length of a DelMsgAnswer: head, count and one outcome.
+/// The length of a DelMsgAnswer for one message: head, message count and outcome.
 const DEL_ANSWER: usize = HEAD_LENGTH + 5;
 
-/// The count of one message, in the upper half of eight bytes.
+/// The message count 1 in the upper 32 bits of a `u64`.
 const ONE: u64 = 1 << 32;
 
 /// Appends the answer to a request of one message.
@@ -140,10 +144,10 @@ pub(super) fn put_answer(request: &Request, outcome: Outcome, out: &mut BytesMut
     bytes[..CORRELATION_AT].copy_from_slice(&begins.to_be_bytes());
     bytes[CORRELATION_AT..HEAD_LENGTH].copy_from_slice(&correlation_id(request).to_be_bytes());
     bytes[HEAD_LENGTH..HEAD_LENGTH + 8].copy_from_slice(&body.to_be_bytes());
-    // A DelMsgAnswer is shorter: `truncate` cuts these bytes off.
+    // A DelMsgAnswer is shorter: `truncate` cuts these bytes off its end.
     bytes[HEAD_LENGTH + 8..HEAD_LENGTH + 16].copy_from_slice(&(ONE | u64::from(rearmed)).to_be_bytes());
     bytes[HEAD_LENGTH + 16] = rearmed;
-    // Copy the longer length for both kinds: copying a constant number of bytes takes fewer instructions.
+    // Copy `ADD_ANSWER` bytes for both kinds: to copy a constant number of bytes takes fewer instructions.
     let end = out.len() + select_unpredictable(is_add, ADD_ANSWER, DEL_ANSWER);
     out.extend_from_slice(&bytes);
     out.truncate(end);

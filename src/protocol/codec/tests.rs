@@ -21,7 +21,7 @@ fn decode(bytes: &mut BytesMut) -> Option<Decoded> {
     Codec::default().decode(bytes).unwrap()
 }
 
-/// Returns the bytes with the correct length in front.
+/// Returns the bytes with their number, as the length field of a frame, in front.
 fn with_length(counted: &[u8]) -> BytesMut {
     let mut bytes = BytesMut::new();
     bytes.put_u32(u32::try_from(counted.len()).unwrap());
