@@ -87,8 +87,8 @@ impl Sidecar {
         // Open the store after all other steps that can fail: opening removes the state file, so a later failure would
         // lose its messages.
         let store = open(&config, &name, &clock, &metrics).await?;
-        // The open may have waited for Redis. After this beat of the clock, the ticker does not see that time as a
-        // stall.
+        // Opening the store may have taken long. After this beat of the clock, the ticker does not take that time for a
+        // stall of the process.
         clock.beat();
         export_settings(&config, store.rings().len(), &metrics);
         let outbox = CombinedOutbox::of(store.rings());

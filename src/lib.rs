@@ -24,7 +24,7 @@
 //! let client = Client::connect(sidecar.address.into(), ClientOptions::default()).await?;
 //! let mut timeouts = client.subscribe(SubscribeOptions::default().group("default")).await?;
 //!
-//! // Add a message before you push it, so that its Ack cannot arrive earlier.
+//! // Add a message before you push it, so that its Ack cannot arrive before the add.
 //! let [acked, silent] = [Message::new(101, 7), Message::new(102, 9)];
 //! client.add_new_msg(&[acked, silent], AddOptions::default()).await?;
 //! client.del_msg(&[acked]).await?;

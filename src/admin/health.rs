@@ -48,8 +48,8 @@ impl Health {
         silence()
     }
 
-    /// Sets the gauges. Asks the store for the state of the rings that this sidecar leads. A ring that does not answer
-    /// counts as led by another sidecar.
+    /// Sets the gauges. The gauges about rings include only the rings that this sidecar leads. A ring that does not
+    /// answer counts as led by another sidecar.
     pub(super) async fn refresh_metrics(&self) {
         let (rings, now) = (self.shared.store.rings(), self.shared.clock.now());
         let statuses = join_all(rings.iter().map(|parts| parts.ring.status(now))).await;

@@ -1,4 +1,5 @@
-//! Drains a sidecar: delivers or keeps its messages in flight, then ends its tasks.
+//! Drains a sidecar: ends it without losing its messages in flight. Either the store keeps these messages
+//! (`DrainOutcome::Kept`), or they are delivered early in timeout batches (`DrainOutcome::Published`).
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -117,8 +118,8 @@ async fn drain_ring(parts: &RingParts, ticker: &TickerHandle, clock: &Clock, dea
     if parts.outbox.is_shared() { DrainOutcome::Kept } else { DrainOutcome::Published }
 }
 
-/// Waits until every group with a subscriber has acknowledged all batches, but at most until `deadline`. Stops waiting
-/// if the outbox does not report its batches.
+/// Waits until every group with a subscriber on this sidecar has acknowledged all batches, but at most until
+/// `deadline`. Stops waiting if the outbox does not report its batches.
 async fn wait_for_subscribers(health: &Health, deadline: Instant) {
     let delivery = &health.shared.delivery;
     while health.shared.clock.now() < deadline

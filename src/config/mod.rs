@@ -270,8 +270,8 @@ fn address(flag: &str, text: &str) -> Result<SocketAddr, ConfigError> {
     only_address(flag, text, &addresses.collect())
 }
 
-/// Returns the only address of the name `text`. Refuses a name with several addresses, because only the user knows
-/// which of them is meant.
+/// Returns the only address in `addresses`, which are all addresses of the name `text`. Refuses several addresses,
+/// because only the user knows which of them is meant.
 fn only_address(flag: &str, text: &str, addresses: &BTreeSet<SocketAddr>) -> Result<SocketAddr, ConfigError> {
     if let (Some(first), 1) = (addresses.first(), addresses.len()) {
         return Ok(*first);
@@ -283,8 +283,8 @@ fn only_address(flag: &str, text: &str, addresses: &BTreeSet<SocketAddr>) -> Res
     )))
 }
 
-/// Returns the path, if it is set. Refuses an empty path. Only the file can contain one: empty paths in flags and
-/// environment variables are refused earlier.
+/// Returns the path, if it is set. Refuses an empty path. It can only come from the configuration file: empty paths in
+/// flags and environment variables are refused earlier.
 fn checked_path(flag: &str, path: Option<&PathBuf>) -> Result<Option<PathBuf>, ConfigError> {
     if path.is_some_and(|path| path.as_os_str().is_empty()) {
         return Err(ConfigError(format!("{flag} is empty: write the path of a file, or leave it out")));

@@ -1,5 +1,6 @@
 //! Runs a task for each group with subscribers on this sidecar. The task takes batches from the outbox and delivers
-//! them to these subscribers, which are the *members* of the group.
+//! them to these subscribers, which are the *members* of the group. The *credit* of a member limits the messages in the
+//! batches that it has not acknowledged.
 
 use std::collections::HashMap;
 use std::hash::BuildHasher;

@@ -1,5 +1,6 @@
-//! Delivers batches from the outbox to subscribers. Every group of subscribers gets every batch. Within a group, only
-//! one subscriber at a time holds a batch. A batch without an acknowledgement is redelivered.
+//! Takes timeout batches from the outbox of the store and delivers them to subscribers. Every group of subscribers gets
+//! every batch. Within a group, only one subscriber at a time holds a batch. A batch without an acknowledgement is
+//! redelivered.
 //!
 //! Each group with subscribers on this sidecar has a task (`groups.rs`). These subscribers are the *members* of the
 //! group. `core/dispatch.rs` chooses the member for each batch. The *credit* of a member limits the messages in the

@@ -8,7 +8,7 @@
 //!
 //! Each call site has a budget of its own, and equal lines can use only a part of the budget. There are three reasons:
 //!
-//! - With one budget for all call sites, a hostile client could suppress the line about a storm of timeouts.
+//! - With one budget for all call sites, a hostile client could suppress important lines of other call sites.
 //! - With a budget for each text, a client that chooses the text could log without a limit.
 //! - Without the limit of equal lines, lines about one faulty group could suppress lines about another group.
 //!

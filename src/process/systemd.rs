@@ -125,8 +125,8 @@ impl ServiceManager {
     }
 }
 
-/// Returns the time between keep-alive messages. It is at least one clock beat, because the loop of a ticker shows only
-/// once per beat that it runs.
+/// Returns the time between keep-alive messages, at least [`CLOCK_BEAT`]. The loop of a ticker shows only once per
+/// clock beat that it runs, so a shorter time has no use.
 fn pause(watchdog: Duration) -> Duration {
     (watchdog / KEEP_ALIVES).max(CLOCK_BEAT)
 }

@@ -64,6 +64,8 @@ thread_local! {
 
 pub(super) struct BufferedStream {
     stream: Stream,
+    /// A mark for the read barrier: the connection may have bytes that it has not processed. Before a tick expires, the
+    /// barrier asks marked connections to read and process their bytes.
     unprocessed_input: UnprocessedInput,
     pub(super) codec: Codec,
     input: BytesMut,

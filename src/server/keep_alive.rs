@@ -118,8 +118,7 @@ impl KeepAlive {
 }
 
 /// Returns how long a peer may be silent before its first Ping: a random time between an eighth of the interval and the
-/// whole interval. Many connections open at the same time after a restart, and so they are not all pinged at the same
-/// time.
+/// whole interval. So connections that open at the same time, as after a restart, are not all pinged at the same time.
 fn first_ping(interval: Duration) -> Duration {
     let [first, second, ..] = RandomState::new().hash_one(()).to_ne_bytes();
     let part = u32::from(u16::from_ne_bytes([first, second]));

@@ -1,4 +1,5 @@
-//! Serves logic nodes over the native protocol: a session for each connection, over TCP, TLS or a Unix socket.
+//! Serves logic nodes, which are the IM servers that use this sidecar. Each connection has a session, over TCP, TLS or
+//! a Unix socket.
 
 mod buffered_stream;
 mod control_requests;

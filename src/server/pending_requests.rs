@@ -32,9 +32,9 @@ type RequestFuture = Pin<Box<dyn Future<Output = (Weight, Completed)> + Send>>;
 /// The number of messages by which a waiting request counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Weight {
-    /// Of a DelMsg.
+    /// The messages of a DelMsg, which carries Acks.
     Acks(usize),
-    /// Of an add or another request. For a BatchAck, this is the number of batches.
+    /// The messages of an add, or the batches of a BatchAck; 0 for other requests.
     Other(usize),
 }
 

@@ -195,8 +195,8 @@ impl Session {
     ///
     /// During a stall of this process, the peer may have collected more bytes than the socket can hold. Therefore,
     /// within a second after a stall (`is_waking`), this function reads until the peer pauses. It also stops after
-    /// [`WAKING_TIME`]. Without this limit it might not end after the ticker has ended, because `is_waking` then stays
-    /// `true`.
+    /// [`WAKING_TIME`]: after the ticker has ended, `is_waking` stays `true`, and a peer that never pauses would be
+    /// read forever.
     pub(super) async fn read_waiting(&mut self) {
         let clock = Arc::clone(&self.shared.clock);
         let (mut spent, mut last) = (Duration::ZERO, clock.now());

@@ -38,11 +38,11 @@ pub(super) struct Session {
     pub(super) shared: Arc<Shared>,
     pub(super) stream: BufferedStream,
     phase: watch::Receiver<Phase>,
-    /// The part of this session in the read barrier, which lets sessions read before a tick expires.
+    /// The membership of this session in the read barrier, which lets sessions read before a tick expires.
     pub(super) barrier: Member,
     pub(super) state: State,
     pub(super) keep_alive: KeepAlive,
-    /// Fires no later than the next check of `keep_alive`.
+    /// The timer for `keep_alive`. It fires no later than the next check is due.
     timer: Pin<Box<Sleep>>,
     /// Submits adds and dels to the rings.
     pub(super) requester: Requester,
