@@ -1,4 +1,5 @@
-//! Builds and runs a sidecar from its configuration. `serve`, tests and examples use it.
+//! Builds a sidecar from its configuration, and runs it. The command `ackwheel serve`, tests and examples use this
+//! module.
 
 mod drain;
 
@@ -29,16 +30,18 @@ use crate::ticker::Ticker;
 use crate::ticker::precise_timer::PreciseTimer;
 use crate::ticker::read_barrier::ReadBarrier;
 
-/// A running sidecar. Dropping this value ends the tasks at once. [`Sidecar::drain`] ends them without losing messages.
+/// A running sidecar. Dropping this value aborts its tasks at once. [`Sidecar::drain`] first delivers or keeps the
+/// messages in flight.
 ///
-/// If one of its tasks panics, the other tasks cannot continue. So call
-/// [`panics::end_the_process`](crate::process::panics::end_the_process) before you start a sidecar, as `serve` does.
+/// If one task panics, the other tasks cannot continue correctly, so the panic must end the process. Call
+/// [`panics::end_the_process`](crate::process::panics::end_the_process) before you start a sidecar, as `ackwheel serve`
+/// does.
 pub struct Sidecar {
     /// The TCP address for logic nodes.
     pub address: SocketAddr,
-    /// The address of metrics, probes and status.
+    /// The HTTP address of metrics, probes and the status.
     pub admin_address: SocketAddr,
-    /// The state that the probes report, with the name of the sidecar.
+    /// The parts whose state metrics, probes and `/status` report.
     pub health: Arc<Health>,
     server: Server,
     tickers: JoinSet<()>,
@@ -48,11 +51,13 @@ pub struct Sidecar {
 }
 
 impl Sidecar {
-    /// Listens, opens the store, and starts the tickers. If the future is dropped before it completes, no data is lost.
+    /// Opens the listeners and the store, and starts the tasks. Dropping the future before it completes loses no data,
+    /// because nothing is awaited after the store is open.
     ///
     /// # Errors
     ///
-    /// When an address is in use, the store cannot be opened, or the system has no thread left.
+    /// If an address cannot be listened on, if the store cannot be opened, or if the system has no thread or no file
+    /// descriptor left.
     pub async fn start(config: Config) -> Result<Sidecar, StartError> {
         Sidecar::start_with(config, open_store).await
     }
@@ -61,7 +66,7 @@ impl Sidecar {
     ///
     /// # Errors
     ///
-    /// When an address is in use, or the system has no thread left.
+    /// If an address cannot be listened on, or if the system has no thread or no file descriptor left.
     pub async fn start_on(config: Config, store: Arc<dyn Store>) -> Result<Sidecar, StartError> {
         Sidecar::start_with(config, async |_, _, _, _| Ok(store)).await
     }
@@ -79,9 +84,11 @@ impl Sidecar {
         let host = || uname().nodename().to_string_lossy().into_owned();
         let name = config.name.clone().unwrap_or_else(|| format!("{}:{}", host(), address.port()));
         let (clock, metrics) = (Arc::new(Clock::start()), Arc::new(Metrics::default()));
-        // Open the store after all other steps that can fail, because this step consumes a state file.
+        // Open the store after all other steps that can fail: opening removes the state file, so a later failure would
+        // lose its messages.
         let store = open(&config, &name, &clock, &metrics).await?;
-        // The time spent waiting for Redis must not count as a stall.
+        // Opening the store may have taken long. After this beat of the clock, the ticker does not take that time for a
+        // stall of the process.
         clock.beat();
         export_settings(&config, store.rings().len(), &metrics);
         let outbox = CombinedOutbox::of(store.rings());
@@ -164,7 +171,8 @@ fn open_memory(config: &Config, clock: &Clock, metrics: &Metrics) -> Result<Memo
         Recovery::Restored(messages) => {
             info!(messages, path, "messages in flight taken over from the state file");
             if messages > 0 {
-                // While the file was read, no client could connect and send its Acks.
+                // No client could send Acks while no sidecar ran. So the next tick expires only after clients had time
+                // to connect.
                 store.wait_for_clients(clock.now());
             }
         }
@@ -204,10 +212,11 @@ async fn listen(flag: &'static str, address: SocketAddr) -> Result<(TcpListener,
     Ok((listener, address))
 }
 
-/// How many files may be open in addition to connections: listeners, links to Redis, timers and others.
+/// The number of open files to expect in addition to connections: listeners, connections to Redis, timers and others.
 const OTHER_FILES: u64 = 64;
 
-/// Raises the limit of open files of this process. Warns if the limit is too low for the maximum number of connections.
+/// Raises the limit of open files of this process as far as possible. Warns if the limit is too low for the maximum
+/// number of connections.
 pub fn raise_open_files_limit(config: &Config) {
     let connections = (config.server.max_connections as u64).saturating_add(admin::MAX_CONNECTIONS as u64);
     let wanted = connections.saturating_add(OTHER_FILES);
@@ -223,8 +232,8 @@ pub fn raise_open_files_limit(config: &Config) {
     }
 }
 
-/// Reads the files of token and certificate again whenever their content changes. Returns only if neither is
-/// configured.
+/// Keeps the token and the certificate up to date with their files. Returns at once if neither is configured, and
+/// otherwise never.
 async fn watch_files(shared: Arc<server::Shared>) {
     let token = OptionFuture::from(shared.token.as_ref().map(Token::maintain));
     let certificate = OptionFuture::from(shared.certificate.as_ref().map(Certificate::maintain));
@@ -242,8 +251,8 @@ fn export_settings(config: &Config, rings: usize, metrics: &Metrics) {
     metrics.ack_timeout.set(config.wheel.ticks(config.wheel.slots().into()).as_secs_f64());
 }
 
-/// Returns the span of log lines about a ring. With several rings, the span names the ring. Its level is error, so that
-/// it also appears with `--log error`.
+/// Returns the span for log lines about a ring. With several rings, the span contains the number of the ring. With one
+/// ring, there is no span. The level of the span is error, so that it also appears with `--log error`.
 fn span_of(ring: usize, store: &dyn Store) -> Span {
     if store.rings().len() > 1 { error_span!(logging::RING, ring) } else { Span::none() }
 }

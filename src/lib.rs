@@ -1,8 +1,9 @@
 //! ackwheel: an ack-timeout tracker for IM servers, as a sidecar and as a client library.
 //!
-//! A logic node adds a message before it pushes the message to a phone. It deletes the message when the Ack of the
-//! phone arrives. A message that is still in flight after its ack timeout is delivered in a timeout batch. A timeout
-//! alone does not prove that the client is offline: docs/INTEGRATION.md says how to judge this.
+//! A logic node is an IM server that pushes messages to phones. It adds each message to ackwheel before it pushes the
+//! message, and deletes the message when the Ack of the phone arrives. If the ack timeout ends first, ackwheel delivers
+//! the message to logic nodes in a timeout batch. A timeout alone does not prove that the phone is offline:
+//! docs/INTEGRATION.md says how to judge this.
 //!
 //! ```
 //! use std::time::Duration;
@@ -23,7 +24,7 @@
 //! let client = Client::connect(sidecar.address.into(), ClientOptions::default()).await?;
 //! let mut timeouts = client.subscribe(SubscribeOptions::default().group("default")).await?;
 //!
-//! // Add a message before you push it, so that its Ack cannot arrive earlier.
+//! // Add a message before you push it, so that its Ack cannot arrive before the add.
 //! let [acked, silent] = [Message::new(101, 7), Message::new(102, 9)];
 //! client.add_new_msg(&[acked, silent], AddOptions::default()).await?;
 //! client.del_msg(&[acked]).await?;
@@ -53,18 +54,18 @@
 //!   └────▲──────────────────────────────▲─────────────────────────────────────▲────────┘
 //!        └── advance ───────────────────┴── publish ── ticker ──── maintain ───┘
 //!                                                        ▲
-//!                                                      clock (the only place that reads the time)
+//!                                                      clock (the sidecar reads the time only here)
 //! ```
 //!
 //! | module | content |
 //! |---|---|
-//! | [`core`] | ticks, messages, batches, groups, and the contracts of a store; no I/O, no clock |
+//! | [`core`] | ticks, messages, batches, groups; the contracts of ring, outbox and lease; no I/O, no clock |
 //! | [`memory`] | the store in the memory of the process |
 //! | [`redis`] | the store in Redis, shared by all sidecars |
 //! | [`protocol`] | frames and their bytes; docs/PROTOCOL.md specifies them |
 //! | [`client`] | the client library for logic nodes in Rust; compiles alone with the feature `client` |
-//! | [`clock`] | the only place that reads the time |
-//! | [`ticker`] | moves the pointer of a ring; read barrier and precise timer |
+//! | [`clock`] | the only place of the sidecar that reads the time |
+//! | [`ticker`] | expires the ticks of each ring on time, after all Acks that have arrived are read |
 //! | [`delivery`] | delivers batches from the outbox to subscribers |
 //! | [`server`] | framed TCP and Unix sockets for logic nodes |
 //! | [`admin`] | HTTP for metrics, probes and the status page |
@@ -79,7 +80,8 @@
 //! For an overview, read `core/tick.rs`, `core/ring.rs`, `memory/wheel.rs`, `core/dispatch.rs`, [`ticker`] and
 //! `server/session.rs`. docs/ARCHITECTURE.md says which file to change for a task.
 
-// This lint is only for the library: no other crate uses items of the tests and examples.
+// Set only for the library. No other crate uses the items of tests and examples, so the lint would warn about each
+// `pub` there.
 #![warn(unreachable_pub)]
 
 // Unit tests include files of tests/, which refer to the library as `ackwheel`.

@@ -34,20 +34,22 @@ pub struct Health {
 }
 
 impl Health {
-    /// Returns how long a ticker's loop has not run, if this process must be restarted because of it. The loop also
-    /// runs while the ticker does not lead, or may not move the pointer.
+    /// Returns how long the loop of a ticker has not run. Returns `None` if this is not longer than [`LIVENESS`], and
+    /// otherwise this process must be restarted. A working loop also runs while the sidecar does not lead the ring, or
+    /// may not move its pointer.
     pub async fn stalled(&self) -> Option<Duration> {
         let silence = || {
             let now = self.shared.clock.now();
             self.tickers.iter().map(|ticker| ticker.silence(now)).max().filter(|silence| *silence > LIVENESS)
         };
         silence()?;
-        // If the whole process stalled, the ticker's loop runs again soon. So look a second time.
+        // After a stall of the whole process, the loops run again soon. So look a second time.
         tokio::time::sleep(CLOCK_BEAT * 2).await;
         silence()
     }
 
-    /// Sets the gauges. A ring that does not answer counts as led by another sidecar.
+    /// Sets the gauges. The gauges about rings include only the rings that this sidecar leads. A ring that does not
+    /// answer counts as led by another sidecar.
     pub(super) async fn refresh_metrics(&self) {
         let (rings, now) = (self.shared.store.rings(), self.shared.clock.now());
         let statuses = join_all(rings.iter().map(|parts| parts.ring.status(now))).await;
@@ -81,8 +83,8 @@ impl Health {
     pub(super) async fn report(&self) -> Result<StatusReport, Refusal> {
         let Shared { store, delivery, clock, .. } = &*self.shared;
         let (rings, now) = (store.rings(), clock.now());
-        // Read the expired ticks before the pointers. Otherwise the report could contain a tick as expired that its
-        // pointer has not left.
+        // Read the expired ticks before the pointers. Otherwise a tick could expire between the two reads. The report
+        // would then show the tick as expired, and a pointer that has not passed it.
         let tick = |(tick, counts): (Tick, TickCounts)| {
             let TickCounts { added, acked, storm, .. } = counts;
             TickReport { tick: tick.0, added, acked, timed_out: counts.timed_out(), storm }

@@ -1,4 +1,5 @@
-//! Serves metrics, probes, the status, and a page that draws the ring, over HTTP on a thread of its own.
+//! Serves metrics, probes, the status, and a page that draws the ring. It serves them over HTTP, on a thread of its
+//! own.
 //!
 //! The endpoints change nothing.
 
@@ -32,7 +33,7 @@ use crate::core::Backlog;
 use crate::process::panics::contained;
 use crate::server::accept;
 
-/// The maximum number of connections.
+/// The maximum number of open connections to the admin port.
 pub const MAX_CONNECTIONS: usize = 256;
 
 /// The maximum length of the head of a request, in bytes.
@@ -41,7 +42,8 @@ const MAX_HEAD_LENGTH: usize = 16 * 1_024;
 /// How long a peer may take to send the head of its request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a connection may last. It serves only one request. The limit closes a connection whose peer does not read.
+/// How long a connection may last. Each connection serves only one request. This limit also closes a connection whose
+/// peer does not read its answer.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Serves the endpoints until the task is aborted.
@@ -54,7 +56,7 @@ pub async fn serve(listener: TcpListener, health: Arc<Health>) {
         .route("/status", get(status))
         .fallback(async || (StatusCode::NOT_FOUND, "here are / /metrics /livez /readyz /status\n"))
         .with_state(health);
-    // The task of each open connection, and whether its request was read, in the order of arrival.
+    // The open connections in the order of arrival: the task of each, and whether its request was read.
     let mut open: VecDeque<(AbortOnDropHandle<()>, Arc<AtomicBool>)> = VecDeque::new();
     loop {
         let (stream, _) = accept("a connection to the admin port", || listener.accept()).await;
@@ -102,7 +104,8 @@ async fn metrics(State(health): State<Arc<Health>>) -> Answer {
     });
     fresh.await.unwrap_or_else(|| {
         warn!("the store did not report the state of its rings within {ANSWER_TIMEOUT:?}; their gauges are 0: look at the store");
-        // The store does not answer, so its gauges are set to 0, without a lock of the delivery.
+        // The store does not answer. Set its gauges to 0, and do not ask the delivery: this thread must not wait for
+        // its lock.
         health.set_metrics(&[], &Backlog::default(), &[]);
         text(&health)
     })
@@ -140,9 +143,9 @@ async fn status(State(health): State<Arc<Health>>) -> Answer {
     answer.await.unwrap_or_else(silent)
 }
 
-/// The content security policy of the page. The page may use its own script and style, show its embedded icon, and send
-/// requests to this sidecar. The hashes are those of the script and the style. If the page has changed,
-/// `tests/admin.rs` prints the new hashes.
+/// The content security policy of the page. The page may use only its own script and style, show its embedded icon, and
+/// send requests to this sidecar. The two hashes are those of the script and the style. If the page has changed, a test
+/// in `tests/admin.rs` prints the new hashes.
 const POLICY: &str = "default-src 'none'; \
     script-src 'sha256-RnQh4Rejk3jNBxEGrk+TELHG3TawozFRJtJgGSvoyGo='; \
     style-src 'sha256-Jw2sqZCH2zjfq7gjQk/TDJ3v/tBDSIgeeFGoS+OhCh4='; \

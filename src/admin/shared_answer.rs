@@ -1,9 +1,9 @@
-//! Makes the answers that need the store, on a separate thread. Each endpoint makes one answer at a time, and a request
-//! waits only a bounded time.
+//! Makes the answers that need the store, on a separate thread. An endpoint makes one answer at a time. A request waits
+//! at most [`ANSWER_TIMEOUT`].
 //!
-//! The admin thread never waits for a lock of the store or for busy connections, so that /livez answers in time. During
-//! a flood of requests, an endpoint makes at most one answer per [`PAUSE`]: each answer serves all requests that came
-//! before it was begun.
+//! The admin thread itself never waits for a lock of the store or for busy connections, so `/livez` answers in time.
+//! During a flood of requests, an endpoint makes at most one answer per [`PAUSE`]. Each answer serves all requests that
+//! came before it was begun.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -35,7 +35,7 @@ impl IntoResponse for Answer {
     }
 }
 
-/// The answer of one endpoint, shared by all its requests.
+/// The last answer of one endpoint, shared by all its requests.
 #[derive(Debug)]
 pub struct SharedAnswer {
     thread: Arc<RuntimeThread>,
@@ -49,7 +49,7 @@ impl SharedAnswer {
         SharedAnswer { thread: Arc::clone(thread), last: Arc::default() }
     }
 
-    /// Runs `make` and returns its answer. If another request begins an answer after this call, returns that answer
+    /// Runs `make` and returns its answer. If another request has begun an answer since this call, returns that answer
     /// instead. Returns `None` if no answer is ready within [`ANSWER_TIMEOUT`].
     pub(super) async fn get(
         &self,
@@ -71,7 +71,7 @@ impl SharedAnswer {
                 *last = Some((begun, answer.clone()));
                 answer
             });
-            // If this request stops waiting, its task is aborted at the next await.
+            // If this request stops waiting, the handle is dropped. This aborts the task at its next await.
             AbortOnDropHandle::new(task).await.ok()
         };
         timeout(ANSWER_TIMEOUT, answer).await.ok().flatten()

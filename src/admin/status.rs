@@ -4,13 +4,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::core::RingStatus;
 
-/// The report that `GET /status` and `ackwheel status --json` print.
+/// The report that `GET /status` returns and `ackwheel status --json` prints.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StatusReport {
     /// The name of the sidecar that reports.
     #[serde(default)]
     pub sidecar: String,
-    /// The kind of store.
+    /// The kind of store, such as `memory`.
     pub store: String,
     /// The number of slots of a ring.
     pub slots: u16,
@@ -33,7 +33,7 @@ pub struct GroupReport {
     pub outbox_batches: u64,
     /// The number of batches that were delivered but not acknowledged.
     pub unacked_batches: u64,
-    /// The age of the oldest unacknowledged batch in seconds, or 0 without a batch.
+    /// The age in seconds of the oldest batch that the group has not acknowledged; 0 without such a batch.
     pub oldest_seconds: f64,
 }
 

@@ -1,4 +1,5 @@
-//! Drains a sidecar: ends its work so that nothing in flight is lost.
+//! Drains a sidecar: ends it without losing its messages in flight. Either the store keeps these messages
+//! (`DrainOutcome::Kept`), or they are delivered early in timeout batches (`DrainOutcome::Published`).
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -26,15 +27,16 @@ const LEAVE_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long the store may take to close.
 const STORE_TIMEOUT: Duration = Duration::from_secs(6);
 
-/// The time from the beginning of a drain until the store must be closed. The process must end within 10 s.
+/// The maximum time from the beginning of a drain until the store is closed. It is below 10 s, because the process must
+/// end within 10 s of the beginning.
 const STORE_DEADLINE: Duration = Duration::from_millis(9_700);
 
 impl Sidecar {
-    /// Refuses new messages, delivers or keeps all messages in flight, and ends.
+    /// Refuses new messages, delivers or keeps all messages in flight, and ends all tasks.
     ///
     /// # Errors
     ///
-    /// If the store could not be saved. All other steps of the drain are done even then.
+    /// If the store could not save its state. All other steps of the drain are done even then.
     pub async fn drain(self) -> Result<(), Refusal> {
         let Sidecar { health, server, mut tickers, mut tasks, drain_timeout, _threads, .. } = self;
         let begun = health.shared.clock.now();
@@ -42,14 +44,16 @@ impl Sidecar {
         health.draining.store(true, Ordering::Relaxed);
         server.drain();
         info!("draining: new messages are refused");
-        // Drain the rings before any wait. If other sidecars share the store, one of them can then lead.
+        // Drain the rings first. If other sidecars share the store, another sidecar can then lead the rings while this
+        // sidecar still serves.
         let handover = drain_rings(&health, deadline).await;
         if handover == DrainOutcome::Published {
             wait_for_subscribers(&health, deadline).await;
         }
-        // Until then, clients that have not read GoAway yet still get answers.
+        // Serve for at least this time, because a client may not have read GoAway yet and still send requests.
         tokio::time::sleep_until((begun + DRAIN_GRACE).into()).await;
-        // From here on Acks are not read, so no tick may expire. Stop the tickers, even one that is moving its pointer.
+        // Stop the tickers before the server closes: no tick may expire once Acks are no longer read. This also stops a
+        // ticker that is moving its pointer.
         tickers.shutdown().await;
         server.close(CLOSE_TIMEOUT).await;
         health.shared.delivery.wait_until_groups_left(LEAVE_TIMEOUT).await;
@@ -82,8 +86,8 @@ impl Sidecar {
     }
 }
 
-/// Drains all rings at the same time. Returns `Published` if any ring delivers its messages early, and otherwise
-/// `Kept`.
+/// Drains all rings at the same time. Returns `Published` if at least one ring delivers its messages early, and
+/// otherwise `Kept`.
 async fn drain_rings(health: &Health, deadline: Instant) -> DrainOutcome {
     let rings = health.shared.store.rings().iter().zip(&health.tickers).enumerate();
     let draining = rings.map(|(ring, (parts, ticker))| {
@@ -107,14 +111,15 @@ async fn drain_ring(parts: &RingParts, ticker: &TickerHandle, clock: &Clock, dea
              with the process; keep it with --state, or leave --drain-timeout as long as it can be"
         ),
     }
-    // The ticker has not released the lease.
+    // Only a ticker that returns `Kept` releases the lease itself.
     if let Err(refusal) = parts.lease.release(clock.now()).await {
         warn!(%refusal, "the lease could not be given up: another sidecar leads by itself when it has run out");
     }
     if parts.outbox.is_shared() { DrainOutcome::Kept } else { DrainOutcome::Published }
 }
 
-/// Waits until every group with a subscriber has acknowledged all batches, but at most until `deadline`.
+/// Waits until every group with a subscriber on this sidecar has acknowledged all batches, but at most until
+/// `deadline`. Stops waiting if the outbox does not report its batches.
 async fn wait_for_subscribers(health: &Health, deadline: Instant) {
     let delivery = &health.shared.delivery;
     while health.shared.clock.now() < deadline
@@ -124,7 +129,8 @@ async fn wait_for_subscribers(health: &Health, deadline: Instant) {
     }
 }
 
-/// Returns the groups that have not acknowledged all batches.
+/// Returns the groups that have not acknowledged all batches. If the outbox does not report its batches, logs this and
+/// returns no groups.
 async fn unacknowledged(delivery: &Delivery) -> Vec<GroupBacklog> {
     match delivery.backlog().await {
         Ok(backlog) => backlog.groups.into_iter().filter(|group| group.batches > 0).collect(),

@@ -31,17 +31,18 @@ pub struct Config {
     pub listen: SocketAddr,
     /// The Unix socket for logic nodes.
     pub socket: Option<PathBuf>,
-    /// The address of metrics, probes and status.
+    /// The HTTP address of metrics, probes and the status.
     pub admin: SocketAddr,
-    /// The options of the Redis store, or `None` for the memory store. Their name is empty if `name` is `None`.
+    /// The options of the Redis store, or `None` for the memory store. If `name` is `None`, the name in these options
+    /// is empty.
     pub redis: Option<RedisConfig>,
-    /// The name of this sidecar. With `None`, the name is its host and port.
+    /// The name of this sidecar. With `None`, the sidecar makes a name of its host and port.
     pub name: Option<String>,
-    /// The dimensions of each ring.
+    /// The number of slots of each ring, and the length of a tick.
     pub wheel: Wheel,
-    /// The rule that makes a tick a storm: suspiciously many of its messages time out.
+    /// The limits for a storm, which is a tick in which suspiciously many messages time out.
     pub storm: StormRule,
-    /// The limits of the outbox.
+    /// How long the outbox keeps a batch, and how many messages it keeps.
     pub retention: Retention,
     /// The time after which an unacknowledged batch is delivered again.
     pub redeliver_after: Duration,
@@ -53,7 +54,7 @@ pub struct Config {
     pub token: Option<Token>,
     /// The certificate of the TCP listener.
     pub certificate: Option<Certificate>,
-    /// The limits of connections.
+    /// The limits and timeouts of connections.
     pub server: ServerOptions,
     /// The filter of the log.
     pub log: String,
@@ -80,11 +81,12 @@ impl fmt::Debug for RedisConfig {
 const MAX_NAME_LENGTH: usize = 128;
 
 impl Settings {
-    /// Checks every setting.
+    /// Checks every setting. Also reads the files of the token and the certificate.
     ///
     /// # Errors
     ///
-    /// If a setting is not possible. The error names the first such setting, its value and the remedy.
+    /// If a setting is not possible, or one of these files cannot be used. The error names the first wrong setting and
+    /// the remedy.
     pub fn check(self) -> Result<Config, ConfigError> {
         let values = self.values()?;
         logging::filter(&values.log).map_err(ConfigError)?;
@@ -154,14 +156,14 @@ impl Values {
 }
 
 impl Config {
-    /// Returns the options of the Redis store, if the settings name one. `values` are the `given` settings and
-    /// defaults.
+    /// Returns the options of the Redis store, or `None` for the memory store. `given` contains only the settings that
+    /// the user has given. `values` also contains the defaults.
     fn redis(&self, given: &Settings, values: Values) -> Result<Option<RedisConfig>, ConfigError> {
         if values.store == "memory" {
             return refuse_redis_settings(given).map(|()| None);
         }
         check_store_url(&values.store)?;
-        // The rule for group names applies, because both names are parts of Redis keys.
+        // A namespace must follow the rule for group names, because both are parts of Redis keys.
         let namespace = &values.namespace;
         if namespace.parse::<GroupName>().is_err() {
             return Err(ConfigError(format!(
@@ -200,7 +202,8 @@ impl Config {
         })))
     }
 
-    /// Refuses a listener that is open to the network, unless `insecure` is set. Collects the warnings.
+    /// Refuses a TCP listener that other hosts can reach without a token or a certificate. If `insecure` is set, only
+    /// warns. Also collects the other warnings about settings.
     fn check_exposure(&mut self, insecure: bool) -> Result<(), ConfigError> {
         let Config { listen, admin, .. } = *self;
         self.warnings.extend(self.certificate.as_ref().and_then(Certificate::untimely));
@@ -267,7 +270,8 @@ fn address(flag: &str, text: &str) -> Result<SocketAddr, ConfigError> {
     only_address(flag, text, &addresses.collect())
 }
 
-/// Returns the address of a name. Refuses a name with several addresses: only the user knows which one is meant.
+/// Returns the only address in `addresses`, which are all addresses of the name `text`. Refuses several addresses,
+/// because only the user knows which of them is meant.
 fn only_address(flag: &str, text: &str, addresses: &BTreeSet<SocketAddr>) -> Result<SocketAddr, ConfigError> {
     if let (Some(first), 1) = (addresses.first(), addresses.len()) {
         return Ok(*first);
@@ -279,7 +283,8 @@ fn only_address(flag: &str, text: &str, addresses: &BTreeSet<SocketAddr>) -> Res
     )))
 }
 
-/// Refuses an empty path from the file. Empty paths in flags and environment variables are refused earlier.
+/// Returns the path, if it is set. Refuses an empty path. It can only come from the configuration file: empty paths in
+/// flags and environment variables are refused earlier.
 fn checked_path(flag: &str, path: Option<&PathBuf>) -> Result<Option<PathBuf>, ConfigError> {
     if path.is_some_and(|path| path.as_os_str().is_empty()) {
         return Err(ConfigError(format!("{flag} is empty: write the path of a file, or leave it out")));

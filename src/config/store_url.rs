@@ -1,4 +1,4 @@
-//! Checks the URL of a Redis store, and hides the secrets in it.
+//! Checks the URL of a Redis store, and hides its secrets in logs and errors.
 
 use std::borrow::Cow;
 
@@ -14,7 +14,7 @@ const FORMS: &str = "write `memory`, redis://HOST:PORT/DB or redis://USER:PASSWO
                      redis-sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/DB?master=NAME, or \
                      redis-cluster://USER:PASSWORD@HOST:PORT,HOST:PORT";
 
-/// Refuses a URL that cannot be used, before a connection is tried.
+/// Refuses a URL with a wrong form or an unknown parameter. Makes no connection.
 pub(super) fn check_store_url(url: &str) -> Result<(), ConfigError> {
     let wrong = |why: String| ConfigError(format!("--store {:?} {why}: {FORMS}", without_password(url)));
     let topology = match url.split_once("://") {
@@ -22,7 +22,7 @@ pub(super) fn check_store_url(url: &str) -> Result<(), ConfigError> {
         _ => Err(String::from("it names no place")),
     };
     let topology = topology.map_err(|error| wrong(format!("is not a store ({error})")))?;
-    // Refuse unknown parameters. The most likely mistake is the database, which belongs in the path.
+    // Refuse unknown parameters. The most likely mistake is `?db=1` where the path names the database, as in `/1`.
     let (place, parameters) = url.split_once('?').unwrap_or((url, ""));
     let is_socket = place.split(':').next().is_some_and(|scheme| scheme.ends_with("unix"));
     let known: &[&str] = match topology.kind {
@@ -41,8 +41,8 @@ pub(super) fn check_store_url(url: &str) -> Result<(), ConfigError> {
     }
 }
 
-/// Returns a URL without the parts that may be a secret. A user name without a password may be a misplaced password. So
-/// may a port or a database that is not a number.
+/// Returns a URL with `***` in place of each part that may be a secret. A password may stand in the wrong place: as a
+/// user name without a password, or as a port or database that is not a number.
 pub fn without_password(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://").filter(|(scheme, _)| is_word(scheme, "+-")) else {
         return HIDDEN.to_owned();
@@ -64,8 +64,8 @@ pub fn without_password(url: &str) -> String {
     format!("{scheme}://{user}{place}{mark}{}", shown.join("&"))
 }
 
-/// Returns one parameter of `all` without the parts that may be a secret. A parameter with an unknown name may be a
-/// password, or a part of one.
+/// Returns `parameter`, which is one of the parameters in `all`, with `***` in place of each part that may be a secret.
+/// The value of an unknown parameter may be a password or a part of one.
 fn shown_parameter(parameter: &str, all: &str) -> String {
     let Some((name, value)) = parameter.split_once('=') else { return HIDDEN.to_owned() };
     let is_public = match name {
@@ -87,7 +87,8 @@ fn has_value(parameters: &str, name: &str) -> bool {
     values.any(|value| !value.is_empty())
 }
 
-/// Returns the part before the `@`, without secrets.
+/// Returns the user and password of a URL, which stand before the `@`, with `***` in place of each part that may be a
+/// secret.
 fn shown_user(user: &str) -> String {
     match user.split_once(':') {
         Some((user, password)) if !password.is_empty() && is_word(user, "._-") => format!("{user}:{HIDDEN}"),
@@ -96,7 +97,7 @@ fn shown_user(user: &str) -> String {
     }
 }
 
-/// Returns the hosts with their ports and the database, without secrets.
+/// Returns the hosts with their ports, and the database, with `***` in place of each part that may be a secret.
 fn shown_hosts(place: &str) -> String {
     let (hosts, database) = place.split_once('/').map_or((place, None), |(hosts, db)| (hosts, Some(db)));
     let hosts: Vec<Cow<'_, str>> = hosts.split(',').map(shown_host).collect();

@@ -1,5 +1,6 @@
 //! Runs a task for each group with subscribers on this sidecar. The task takes batches from the outbox and delivers
-//! them.
+//! them to these subscribers, which are the *members* of the group. The *credit* of a member limits the messages in the
+//! batches that it has not acknowledged.
 
 use std::collections::HashMap;
 use std::hash::BuildHasher;
@@ -17,36 +18,38 @@ use crate::core::{
     BatchId, Delivery as Delivered, Dispatch, GroupName, GroupOptions, MAX_RETAKEN, MemberId, Refusal,
 };
 
-/// How long a task waits after the store has refused a request.
+/// How long a task waits before it tries again after a refusal of the store.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// How many commands are applied before batches are delivered again. Each command may take a round trip to the store.
+/// The maximum number of commands that a task applies before it delivers batches again. Each command may take a round
+/// trip to the store.
 const COMMANDS_PER_ROUND: usize = 4;
 
-/// How many batches are released before the task yields.
+/// The maximum number of batches that are released at once. Then the task yields to other tasks.
 const RELEASED_AT_ONCE: usize = 4_096;
 
 impl Delivery {
-    /// Adds a subscriber to a group. First opens the group in the store if it has no subscriber on this sidecar.
-    /// Returns whether the group is new, and the sender of commands to its task.
+    /// Adds a subscriber to a group, by sending the command `join` to the task of the group. If the group has no member
+    /// on this sidecar, first opens the group in the store. Returns whether the group is new in the store, and the
+    /// sender for further commands.
     pub(super) async fn join(
         self: &Arc<Self>,
         group: &GroupName,
         options: GroupOptions,
         join: Command,
     ) -> Result<(bool, mpsc::UnboundedSender<Command>), Refusal> {
-        // A group with a subscriber on this sidecar stays open, so the store need not be asked. A handle without
-        // members belongs to a task that is about to end.
+        // While a group has a member on this sidecar, it is open in the store, and the store need not be asked. A
+        // handle without members belongs to a task that is about to end.
         let is_open = |handle: &&mut GroupHandle| handle.members > 0;
         if let Some(handle) = self.handles.lock().get_mut(group).filter(is_open) {
             return Ok((false, handle.join(join)));
         }
         let _lock = self.lock(group).await;
-        // The subscriber that held the lock before may have opened the group.
+        // While this call waited for the lock, another subscriber may have opened the group.
         if let Some(handle) = self.handles.lock().get_mut(group).filter(is_open) {
             return Ok((false, handle.join(join)));
         }
-        // If a ring refuses, the group is left on all rings again, so that it is not open on some of them.
+        // If one ring refuses, the group may be open on other rings. Then leave the group on all rings.
         let opened = self.outbox.open_group(group, options, self.clock.now()).await;
         if opened.is_err()
             && !self.handles.lock().contains_key(group)
@@ -60,8 +63,9 @@ impl Delivery {
         Ok((created, handles.entry(group.clone()).or_insert_with(new_task).join(join)))
     }
 
-    /// Locks a group while it is opened and joined, or left, or deleted. These steps must not interleave for the same
-    /// group. They may take several round trips to the store, so most other groups have other locks.
+    /// Locks a group. Three operations hold the lock, so that they do not interleave for the same group: opening and
+    /// joining the group, leaving it, and deleting it. Each may take several round trips to the store. So there are
+    /// [`LOCKS`] locks, and two groups seldom share one.
     #[expect(clippy::cast_possible_truncation, reason = "any bits of a hash are as good as others")]
     pub(super) async fn lock(&self, group: &GroupName) -> MutexGuard<'_, ()> {
         self.locks[self.random.hash_one(group) as usize % LOCKS].lock().await
@@ -78,7 +82,7 @@ struct GroupTask {
     senders: HashMap<MemberId, BatchSender>,
     /// Whether the outbox may have batches that this task has not taken.
     may_take: bool,
-    /// Whether the store refused the last request. Only the beginning and the end of refusals are logged.
+    /// Whether the store refused during the last delivery. Only the beginning and the end of refusals are logged.
     refused: bool,
 }
 
@@ -99,8 +103,8 @@ impl GroupTask {
     async fn run(mut self) {
         let mut received = None;
         loop {
-            // Commands come first, so that an acknowledged batch is not redelivered. Their number is limited, so that a
-            // member that sends commands without a pause does not delay the batches of others.
+            // Apply commands first, so that an acknowledged batch is not redelivered. Limit their number, so that a
+            // member that sends commands without a pause does not delay the batches of other members.
             for _ in 0..COMMANDS_PER_ROUND {
                 let Some(command) = received.take().or_else(|| self.commands.try_recv().ok()) else { break };
                 if self.apply(command).await {
@@ -114,8 +118,8 @@ impl GroupTask {
             tokio::select! {
                 Some(command) = self.commands.recv() => {
                     received = Some(command);
-                    // With the memory store this task never waits for I/O. It yields, so that connections on the same
-                    // thread can read.
+                    // With the memory store this task never waits for I/O. So yield here, or connections on the same
+                    // thread could not read.
                     yield_now().await;
                 }
                 () = self.new_batches.notified() => self.may_take = true,
@@ -124,7 +128,8 @@ impl GroupTask {
         }
     }
 
-    /// Returns how long to wait before the next attempt, if the store refused. Logs when refusals begin and end.
+    /// Returns how long to wait before the next attempt, or `None` if the store did not refuse. Logs when refusals
+    /// begin and end.
     fn retry_after(&mut self, delivered: Result<(), Refusal>) -> Option<Duration> {
         let was_refused = mem::replace(&mut self.refused, delivered.is_err());
         match delivered {
@@ -139,8 +144,9 @@ impl GroupTask {
         self.refused.then_some(RETRY)
     }
 
-    /// Delivers batches while the members have credit: first redeliveries, then new batches. If the store refuses one
-    /// step, the other steps still run. A command waits for at most one batch, or for one script in Redis.
+    /// Delivers batches to members with free credit: first redeliveries, then new batches. Between them, lends batches
+    /// to other sidecars. If the store refuses one step, the next steps still run. Once a command is queued, each step
+    /// makes at most one more call of the store.
     async fn deliver(&mut self) -> Result<(), Refusal> {
         self.dispatch.handle_timers(self.delivery.clock.stall_aware_now());
         self.dispatch.record_all_unread(|member| {
@@ -152,8 +158,9 @@ impl GroupTask {
         redelivered.and(lent).and(new)
     }
 
-    /// Redelivers batches. If a ring refuses, does not ask this ring again before the next call. Also returns whether
-    /// no redelivery is left for now.
+    /// Redelivers waiting batches to members with free credit, until no such batch is left or a command is queued. If a
+    /// ring refuses, skips the batches of this ring until the next call. The second result is `false` if a command
+    /// ended the redelivery early.
     async fn redeliver(&mut self) -> (Result<(), Refusal>, bool) {
         let outbox = Arc::clone(&self.delivery.outbox);
         let (mut unavailable, mut result) = (Vec::new(), Ok(()));
@@ -185,8 +192,8 @@ impl GroupTask {
         }
     }
 
-    /// Lends the waiting batches that no member here can take now, so that members on other sidecars can take them. If
-    /// the store refuses, other sidecars get these batches later.
+    /// Lends the waiting batches that no member here can take now: members on other sidecars may then take them. If the
+    /// store refuses, other sidecars get these batches later.
     async fn lend(&mut self) -> Result<(), Refusal> {
         let batches = self.dispatch.lend();
         if batches.is_empty() {
@@ -234,7 +241,7 @@ impl GroupTask {
         }
     }
 
-    /// Applies a command. Returns whether the task ends, because the last member has left.
+    /// Applies a command. Returns `true` if the last member has left and the task must end.
     async fn apply(&mut self, command: Command) -> bool {
         match command {
             Command::Join { member, credit, batches } => {
@@ -260,8 +267,8 @@ impl GroupTask {
         false
     }
 
-    /// Removes a member and releases its batches. Returns whether the task ends: this member was the last, and no other
-    /// has joined since.
+    /// Removes a member. Its batches go to the other members. If it was the last member, releases all batches to the
+    /// outbox. Returns `true` if the task must end, because no member is left and no new member has joined.
     async fn leave(&mut self, member: MemberId) -> bool {
         self.senders.remove(&member);
         let released = self.dispatch.leave(member, self.delivery.clock.stall_aware_now());

@@ -1,7 +1,10 @@
-//! Delivers batches from the outbox to subscribers, with groups, credit and redelivery.
+//! Takes timeout batches from the outbox of the store and delivers them to subscribers. Every group of subscribers gets
+//! every batch. Within a group, only one subscriber at a time holds a batch. A batch without an acknowledgement is
+//! redelivered.
 //!
-//! Each group with a subscriber on this sidecar has a task (`groups.rs`). `core/dispatch.rs` chooses the subscriber for
-//! each batch.
+//! Each group with subscribers on this sidecar has a task (`groups.rs`). These subscribers are the *members* of the
+//! group. `core/dispatch.rs` chooses the member for each batch. The *credit* of a member limits the messages in the
+//! batches that it has not acknowledged.
 
 mod groups;
 
@@ -31,7 +34,7 @@ const ENDED_POLL: Duration = Duration::from_millis(1);
 /// How often the limits of the outbox are enforced.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The number of locks: enough that two groups seldom share a lock.
+/// The number of locks for groups. It is large enough that two groups seldom share a lock.
 const LOCKS: usize = 64;
 
 /// Delivers batches to subscribers.
@@ -44,9 +47,10 @@ pub struct Delivery {
     handles: Mutex<HashMap<GroupName, GroupHandle>>,
     /// The locks of the groups. The hash of a group's name chooses its lock.
     locks: [tokio::sync::Mutex<()>; LOCKS],
-    /// Chooses the lock of a group by a hash of its name. Also makes the generated names of ephemeral groups differ
-    /// between processes. Process ids alone do not, because they repeat among hosts.
+    /// A hasher with random keys. It chooses the lock of a group by its name. It also makes the generated names of
+    /// ephemeral groups differ between sidecars. Process ids alone do not, because two hosts may use the same id.
     random: RandomState,
+    /// The id of the subscriber that joined last.
     last_member: AtomicU64,
 }
 
@@ -77,9 +81,9 @@ impl Delivery {
         delivery
     }
 
-    /// Adds a subscriber to `group`, or to a new group with a generated name. If the group does not exist, it is
-    /// created with these options. `credit` limits the messages in unacknowledged batches. The last batch may exceed
-    /// this limit.
+    /// Adds a subscriber to `group`, or to a new group with a generated name if `group` is `None`. If the group does
+    /// not exist, creates it with `options`. `credit` limits the messages in the batches that the subscriber has not
+    /// acknowledged. The last of these batches may exceed the limit.
     ///
     /// # Errors
     ///
@@ -124,7 +128,7 @@ impl Delivery {
             if members.is_none() {
                 break lock;
             }
-            // The last member has left, but the task of the group needs the lock to end.
+            // The last member has left, but the task of the group still runs and needs the lock to end.
             drop(lock);
             tokio::time::sleep(ENDED_POLL).await;
         };
@@ -149,7 +153,7 @@ impl Delivery {
         self.outbox.backlog(self.clock.now()).await
     }
 
-    /// Returns the groups with a task on this sidecar, each with its number of subscribers.
+    /// Returns the groups with a task on this sidecar, each with its number of subscribers here.
     pub fn attended(&self) -> Vec<(GroupName, u64)> {
         let handles = self.handles.lock();
         handles.iter().map(|(group, handle)| (group.clone(), handle.members)).collect()
@@ -222,10 +226,10 @@ struct GroupHandle {
 }
 
 impl GroupHandle {
-    /// Adds a subscriber. Returns the sender of its commands.
+    /// Counts a new member, and sends its `Join` command to the task. Returns the sender for further commands.
     fn join(&mut self, join: Command) -> mpsc::UnboundedSender<Command> {
         self.members += 1;
-        // This send does not fail: the task ends only if its queue is empty and no subscriber can join.
+        // This send does not fail, because the task removes this handle before it ends.
         let _ = self.commands.send(join);
         self.commands.clone()
     }
@@ -239,14 +243,14 @@ enum Command {
     Nack { member: MemberId, batch: BatchId, delay: Duration, answer: oneshot::Sender<bool> },
 }
 
-/// Sends batches to a subscriber.
+/// The sender of batches to one subscriber.
 struct BatchSender {
     batches: mpsc::UnboundedSender<Delivered>,
-    /// The number of messages that were sent and that the subscriber has not received yet.
+    /// The number of messages in batches that were sent and that the subscriber has not received yet.
     unread: Arc<AtomicU64>,
 }
 
-/// The subscription of one subscriber. Dropping it leaves the group.
+/// The membership of one subscriber in a group. Dropping this value leaves the group.
 pub struct Subscription {
     /// The group.
     pub group: GroupName,
@@ -260,14 +264,15 @@ pub struct Subscription {
 }
 
 impl Subscription {
-    /// Waits for the next batch. Returns `None` once the process ends. Cancel-safe.
+    /// Waits for the next batch. Returns `None` if the task of the group has ended, because the process ends.
+    /// Cancel-safe.
     pub async fn next(&mut self) -> Option<Delivered> {
         let delivery = self.batches.recv().await?;
         self.unread.fetch_sub(delivery.batch.messages.len() as u64, Ordering::Relaxed);
         Some(delivery)
     }
 
-    /// Settles batches for the group. Returns how many were not settled before.
+    /// Settles batches for the group. Resolves to the number of batches that were not settled before.
     ///
     /// The call itself queues the request, even if the returned future is never awaited.
     ///
@@ -281,7 +286,8 @@ impl Subscription {
         async move { settled.await.unwrap_or_else(|_| Err(Refusal::new(Reason::StoreTimeout, ended))) }
     }
 
-    /// Returns a batch to the group (nack). Resolves to whether this subscriber held the batch.
+    /// Returns a batch to the group (nack) for redelivery. Other subscribers can get the batch at once, this subscriber
+    /// only after `delay`. Resolves to whether this subscriber held the batch.
     pub fn nack(&self, batch: BatchId, delay: Duration) -> impl Future<Output = bool> + Send + use<> {
         let (answer, held) = oneshot::channel();
         let _ = self.commands.send(Command::Nack { member: self.member, batch, delay, answer });

@@ -1,18 +1,19 @@
-//! Limits repeated log lines, and writes lines on a separate thread, so that no other thread waits for the reader of
+//! Limits repeated log lines. Writes lines on a separate thread, so that no other thread waits for the reader of
 //! stderr.
 //!
-//! Lines are [`tracing`] events. The limit is a layer before the writer, so it applies to all call sites, including
-//! those of libraries. Within ten seconds a call site writes at most [`MAX_LINES`] lines, and at most [`MAX_SAME`]
-//! equal lines. Further lines are counted, and the count is logged: "… and 412 more like it in the last 10 s".
+//! A line is a [`tracing`] event, and a call site is a place in the code that logs such events. The limit applies to
+//! error, warn and info lines of all call sites, including those of libraries. Within ten seconds a call site writes at
+//! most [`MAX_LINES`] lines, and at most [`MAX_SAME`] equal lines. Further lines are counted, and the count is logged:
+//! "… and 412 more like it in the last 10 s".
 //!
-//! Each call site has a budget of its own, and equal lines may use only a part of it. There are three reasons:
+//! Each call site has a budget of its own, and equal lines can use only a part of the budget. There are three reasons:
 //!
-//! - With one budget for all call sites, a hostile client could suppress the line about a storm of timeouts.
-//! - With a budget for each text, a client that chooses the text would have no limit.
-//! - Without the limit of equal lines, lines about one faulty group could suppress lines about another.
+//! - With one budget for all call sites, a hostile client could suppress important lines of other call sites.
+//! - With a budget for each text, a client that chooses the text could log without a limit.
+//! - Without the limit of equal lines, lines about one faulty group could suppress lines about another group.
 //!
-//! Lines are equal if their fields and their ring are equal. Their connection is ignored, because a refused peer that
-//! reconnects has a new connection each time.
+//! Two lines of a call site are equal if their fields are equal and they are about the same ring. Their connection is
+//! ignored, because a refused peer that reconnects has a new connection each time.
 
 mod repeated_lines;
 mod writer;
@@ -32,8 +33,8 @@ use self::repeated_lines::{CHECK_INTERVAL, Limit, TARGET};
 pub use self::repeated_lines::{MAX_LINES, MAX_SAME, RING, WINDOW};
 use self::writer::{LogWriter, write_to_stderr};
 
-/// How long the process waits at its end until the last lines are written. A drain may take 9.7 s, so the process ends
-/// within 10 s.
+/// The maximum time that the process waits at its end until the last lines are written. A drain may take 9.7 s before
+/// that, and the process must end within 10 s.
 const END_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// The log of this process. Empty before [`start`].
@@ -43,14 +44,14 @@ static LOG: OnceLock<(Limit, LogWriter)> = OnceLock::new();
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum LogFormat {
-    /// For people.
+    /// Text for people.
     #[default]
     Text,
-    /// An object a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// Parses the filter of `--log`. Lines that count omitted lines always pass the filter.
+/// Parses the filter of `--log`. Lines that report left-out lines always pass the filter.
 ///
 /// # Errors
 ///
@@ -73,7 +74,7 @@ pub fn filter(text: &str) -> Result<EnvFilter, String> {
     Ok(filter.add_directive(counts))
 }
 
-/// Starts the log of this process. Must be called only once. `now` is the clock of the limit.
+/// Starts the log of this process. Must be called only once. `now` returns the time for the limit of repeated lines.
 ///
 /// # Errors
 ///
@@ -85,7 +86,7 @@ pub fn start(log: &str, format: LogFormat, now: impl Fn() -> Instant + Send + Sy
         io::Error::other(format!("{text}: {error}; look at the limit of processes"))
     })?;
     let (limit, writer) = LOG.get_or_init(|| (Limit::new(now), writer));
-    // Otherwise the formatter would write its own errors directly to stderr, without the writer.
+    // With its internal errors enabled, the formatter would write them directly to stderr, without the writer.
     let lines = fmt::layer().with_writer(|| writer.clone()).log_internal_errors(false);
     let lines = match format {
         LogFormat::Text => lines.with_ansi(stderr().is_terminal()).boxed(),
@@ -95,7 +96,7 @@ pub fn start(log: &str, format: LogFormat, now: impl Fn() -> Instant + Send + Sy
     Ok(())
 }
 
-/// Logs at the end of each window how many lines were left out. Never returns.
+/// Logs how many lines each call site left out, about every ten seconds while lines are left out. Never returns.
 pub async fn report_left_out() {
     loop {
         tokio::time::sleep(CHECK_INTERVAL).await;
@@ -105,8 +106,8 @@ pub async fn report_left_out() {
     }
 }
 
-/// Prints a line to stderr. If this process logs, queues the line after all log lines, and does not wait until it is
-/// written.
+/// Prints a line to stderr. If the log has started, first logs how many lines were left out. Then queues the line after
+/// all log lines, and does not wait until it is written.
 pub fn print(line: &str) {
     match LOG.get() {
         Some((limit, writer)) => {
@@ -118,8 +119,8 @@ pub fn print(line: &str) {
     }
 }
 
-/// Logs how many lines were left out. Then waits until all lines are written, but for at most 250 ms. Called at the end
-/// of the process.
+/// Logs how many lines were left out. Then waits until all lines are written, but for at most 250 ms. The process calls
+/// this at its end.
 pub fn flush() {
     if let Some((limit, writer)) = LOG.get() {
         limit.report_older_than(Duration::ZERO);
@@ -127,7 +128,7 @@ pub fn flush() {
     }
 }
 
-/// Returns how many log lines this process has dropped.
+/// Returns how many log lines this process has dropped, because stderr could not be written, or not fast enough.
 pub fn dropped_lines() -> u64 {
     LOG.get().map_or(0, |(_, writer)| writer.dropped())
 }

@@ -1,4 +1,5 @@
-//! Limits the lines that a call site may log, and logs how many lines were left out.
+//! Limits the lines that a call site may log, and logs how many lines were left out. A call site is a place in the code
+//! that logs a line.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -16,14 +17,14 @@ use tracing_subscriber::registry::LookupSpan;
 
 use crate::core::{MAX_GROUPS, MAX_RINGS};
 
-/// The time after which a call site gets a new budget of lines.
+/// The length of a window: the time after which a call site gets a new budget of lines.
 pub const WINDOW: Duration = Duration::from_secs(10);
 
 /// The maximum number of lines of a call site within [`WINDOW`]: enough for a line about each ring or each group.
 pub const MAX_LINES: usize = 100;
 
-/// The maximum number of equal lines of a call site within [`WINDOW`]. With three lines, a state that begins three
-/// times within a window is logged each time.
+/// The maximum number of equal lines of a call site within [`WINDOW`]. It is 3, so that a fault that begins three times
+/// within a window is logged each time.
 pub const MAX_SAME: usize = 3;
 
 const _: () =
@@ -31,11 +32,12 @@ const _: () =
 const _: () = assert!(MAX_LINES > MAX_GROUPS, "else a fault of all groups would be logged of some");
 const _: () = assert!(MAX_LINES > MAX_RINGS as usize, "else a fault of all rings would be logged of some");
 
-/// The target of the lines that report how many lines were left out. Every filter should let this target pass: its
-/// lines count only lines that have passed the filter.
+/// The target of the lines that report how many lines were left out. Filters should let this target pass, because the
+/// counted lines themselves have passed the filter.
 pub(super) const TARGET: &str = "ackwheel::logging";
 
-/// The name of the span of lines about a ring. Only spans of this name make equal lines count as different.
+/// The name of the span for lines about one ring. Lines with the same fields count as different if they are in spans of
+/// different rings. All other spans are ignored.
 pub const RING: &str = "ring";
 
 /// How often the log checks whether a window has ended.
@@ -44,7 +46,8 @@ pub(super) const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// How many characters of a left-out line are quoted in the line that reports it.
 const MAX_QUOTED: usize = 200;
 
-/// Limits error, warn and info lines of each call site, but no other lines. Clones share their state.
+/// The limit for the error, warn and info lines of each call site. Other lines are not limited. Clones share their
+/// state.
 #[derive(Clone)]
 pub(super) struct Limit(Arc<Shared>);
 
@@ -134,12 +137,12 @@ impl Visit for Line {
     }
 }
 
-/// The budget of a call site: the lines that it has logged in its present window.
+/// The budget of a call site, and the lines that the call site has logged in its present window.
 struct Budget {
     since: Instant,
     /// The hashes of the lines that were written in the present window.
     written: Vec<u64>,
-    /// The lines that were left out and are not reported yet.
+    /// The lines that were left out and are not reported yet; `None` without such lines.
     left_out: Option<LeftOut>,
 }
 
@@ -158,7 +161,7 @@ impl Budget {
         Budget { since: now, written: Vec::new(), left_out: None }
     }
 
-    /// Returns whether a line may be written, and otherwise counts the line as left out. `line` is its hash.
+    /// Returns whether a line may be written. If not, counts the line as left out. `line` is the hash of the line.
     fn admits(&mut self, line: u64, text: String, now: Instant) -> bool {
         if now.saturating_duration_since(self.since) >= WINDOW {
             self.since = now;
@@ -173,7 +176,7 @@ impl Budget {
         false
     }
 
-    /// Takes the left-out lines, if their window began at least `least_age` ago.
+    /// Takes the left-out lines, if their window began at least `least_age` before `now`.
     fn take_left_out(&mut self, now: Instant, least_age: Duration) -> Option<LeftOut> {
         self.left_out.take_if(|left_out| now.saturating_duration_since(left_out.since) >= least_age)
     }
@@ -252,7 +255,7 @@ mod tests {
             let say = |group: &str| error!(group, "batches wait");
             (0..50).for_each(|_| say("a"));
             (0..50).for_each(|_| say("b"));
-            // Lines in the span of one ring count together, even in another span within it.
+            // All lines within the span of one ring count as equal, even if they are in another span within it.
             let rings = [0, 1].map(|number| error_span!(RING, ring = number));
             for ring in rings.iter().cycle().take(50) {
                 ring.in_scope(|| say("a"));

@@ -1,11 +1,12 @@
 //! Writes log lines to stderr from a bounded queue, on a thread of its own.
 //!
 //! The reader of stderr may be stuck or gone, or its disk may be full. A thread that logs never waits for the reader. A
-//! line that does not fit into the queue, or cannot be written, is dropped and counted. Before the next line that can
-//! be written, a warning says how many lines are missing there.
+//! line that does not fit into the queue, or cannot be written, is dropped and counted. In the place of the missing
+//! lines, the log gets a warning with their number, once lines can be written again.
 //!
-//! tracing-appender has such a queue, but does not count a line whose write failed. No caller can wait until its queue
-//! is written. At its end it prints to stdout, which may be the same stuck pipe.
+//! The crate tracing-appender also has such a queue. It is not used, because it does not count a line whose write
+//! failed, and no caller can wait until its queue is written. At its end it also prints to stdout, which may be the
+//! same stuck pipe.
 
 use std::cell::RefCell;
 use std::io::{self, Write, stderr};
@@ -20,19 +21,19 @@ use tracing::warn;
 
 use super::repeated_lines::TARGET;
 
-/// The maximum cost of the lines in the queue, in bytes.
+/// The maximum cost of all lines in the queue, in bytes. The cost of a line is its length plus [`COST_OF_A_LINE`].
 const MAX_QUEUED_BYTES: usize = 1024 * 1024;
 
-/// The cost of a line in addition to its bytes, so that the number of short lines is limited too.
+/// The cost of a line in addition to its length, in bytes. So the number of short lines is limited too.
 const COST_OF_A_LINE: usize = 64;
 
 thread_local! {
-    /// The lines that the writing thread itself logs. `Some` only on this thread, while it formats a warning about
+    /// The warning that the writing thread itself logs. `Some` only on this thread, while it formats a warning about
     /// missing lines.
     static OWN_LINES: RefCell<Option<Vec<u8>>> = const { RefCell::new(None) };
 }
 
-/// Queues log lines without waiting. Each call of `write` is one line. Clones share the queue.
+/// The queue of log lines. Never waits. Each call of `write` queues one line. Clones share the queue.
 #[derive(Clone, Debug)]
 pub(super) struct LogWriter {
     queue: Sender<Entry>,
@@ -43,17 +44,17 @@ pub(super) struct LogWriter {
 enum Entry {
     /// A line, and how many lines are missing before it.
     Line(Vec<u8>, u64),
-    /// A marker that is dropped once all earlier lines are written or have failed.
+    /// A marker. It is dropped once all earlier lines are written or have failed, and this wakes the thread that waits.
     Flush { _written: Sender<()> },
 }
 
 #[derive(Debug, Default)]
 struct Counts {
-    /// The total cost of the lines in the queue: their bytes, and [`COST_OF_A_LINE`] for each line.
+    /// The total cost of the lines in the queue: their lengths, and [`COST_OF_A_LINE`] for each line.
     queued_bytes: AtomicUsize,
     /// The number of lines that were dropped so far.
     dropped: AtomicU64,
-    /// The number of lines that did not fit into the queue since the last line that did.
+    /// The number of lines that did not fit into the queue and that the writing thread does not know of yet.
     missing: AtomicU64,
 }
 
@@ -94,7 +95,8 @@ impl LogWriter {
 
 impl Write for LogWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        // On a thread that is ending, `OWN_LINES` may already be destroyed.
+        // A line of the writing thread itself is not queued. On a thread that is ending, `OWN_LINES` may already be
+        // destroyed. Then the line is queued.
         let is_own = OWN_LINES.try_with(|own| own.borrow_mut().as_mut().map(|own| own.extend_from_slice(line)));
         if !matches!(is_own, Ok(Some(()))) {
             self.push(line);
@@ -125,7 +127,7 @@ fn write_lines(entries: Receiver<Entry>, counts: &Counts, output: impl FnMut(&[u
     }
 }
 
-/// Formats a warning about missing lines, in the log format of this process.
+/// Formats a warning about `missing` lines, in the log format of this process.
 fn missing_notice(missing: u64) -> Vec<u8> {
     OWN_LINES.set(Some(Vec::new()));
     warn!(
@@ -172,7 +174,8 @@ impl<W: FnMut(&[u8]) -> io::Result<usize>> LineOutput<W> {
     }
 }
 
-/// Writes to stderr without a buffer, and without the lock of stderr, which another thread may hold.
+/// Writes bytes to stderr without a buffer, and without the lock of stderr, which another thread may hold. Returns how
+/// many bytes were written.
 pub(super) fn write_to_stderr(bytes: &[u8]) -> io::Result<usize> {
     let stderr = stderr();
     loop {

@@ -14,11 +14,11 @@ use crate::core::{Backlog, DelOutcome, GroupName, Outcome, Reason, RequestBatch,
 use crate::logging;
 use crate::protocol::frame::FrameType;
 
-/// The name of the CPU time metric. The collector of the prometheus crate counts whole seconds, so this file exports
-/// the metric itself. Whole seconds are too coarse for a measurement of ten seconds, or for a scrape every second.
+/// The name of the CPU time metric. This file exports the metric itself, because the collector of the prometheus crate
+/// counts only whole seconds. This is too coarse for a measurement of ten seconds, or for a scrape every second.
 const CPU_TIME: &str = "process_cpu_seconds_total";
 
-/// Defines [`Metrics`] from a table. A line has the field, its type, the method of [`Register`] that creates the
+/// Defines [`Metrics`] from a table. Each line contains a field, its type, the method of [`Register`] that creates the
 /// metric, and the arguments of this method.
 macro_rules! metrics {
     ($($field:ident: $type:ty = $make:ident($($argument:expr),*);)+) => {
@@ -32,7 +32,7 @@ macro_rules! metrics {
         }
 
         impl Default for Metrics {
-            /// Registers all metrics. Each fixed label value starts at 0.
+            /// Registers all metrics. A metric with fixed label values starts with the value 0 for each of them.
             fn default() -> Metrics {
                 let register = Register { registry: Registry::new() };
                 let build_info = opts("build_info", "1, with the version as its label.");
@@ -150,8 +150,8 @@ impl Metrics {
         self.ack_latency.add(&batch.ack_latency);
     }
 
-    /// Sets the gauges of the rings that this sidecar leads. Each sidecar exports only its own rings, so that sum()
-    /// over all sidecars is right.
+    /// Sets the gauges of the rings that this sidecar leads. No other sidecar exports these rings, so sums over all
+    /// sidecars count each ring once. The epoch, the pointer and its lag are maximums over the rings.
     pub fn set_rings(&self, led: &[RingStatus]) {
         let most = |value: fn(&RingStatus) -> u64| gauge_value(led.iter().map(value).max().unwrap_or_default());
         self.leader.set(i64::from(!led.is_empty()));
@@ -185,9 +185,9 @@ impl Metrics {
     ///
     /// # Panics
     ///
-    /// If a metric cannot be encoded, which is a bug in this file.
+    /// Panics if a metric cannot be encoded, which would be a bug in this file.
     pub fn render(&self) -> String {
-        // The difference is negative if a concurrent scrape has already added a later value.
+        // Take a negative difference as 0: a concurrent scrape may have added a later value.
         self.cpu_time.inc_by((cpu_time().as_secs_f64() - self.cpu_time.get()).max(0.0));
         self.log_lines_dropped.inc_by(logging::dropped_lines().saturating_sub(self.log_lines_dropped.get()));
         let mut families = self.registry.gather();
@@ -206,8 +206,8 @@ pub fn cpu_time() -> Duration {
     Duration::try_from(time).unwrap_or_default()
 }
 
-/// Returns the label of a group. Groups with a generated name share one label. Otherwise each would add a series that
-/// soon ends.
+/// Returns the label of a group. Groups with a generated name share one label. Otherwise each of these groups would add
+/// a series that soon ends.
 fn group_label(group: &GroupName) -> &str {
     if group.is_generated() { "(ephemeral)" } else { group.as_str() }
 }

@@ -1,4 +1,4 @@
-//! Creates metrics and registers them. Its histograms can add many latencies at once.
+//! Creates metrics and registers them. Contains a histogram to which many latencies can be added at once.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::core::{LATENCY_BOUNDS, LatencyHistogram, STAMP_UNIT};
 /// The prefix of the names of all metrics.
 const PREFIX: &str = "ackwheel_";
 
-/// A metric with a fixed set of label values. Its series exist from the start, one for each value.
+/// A metric with a fixed set of label values. It has one series for each value, from the start.
 #[derive(Debug)]
 pub struct Labelled<V: 'static, M> {
     values: &'static [V],
@@ -33,7 +33,7 @@ impl<V: Copy + PartialEq + fmt::Debug, M> Labelled<V, M> {
     }
 }
 
-/// Creates metrics and adds them to its registry.
+/// A registry, with methods that create metrics and register them.
 pub(super) struct Register {
     pub(super) registry: Registry,
 }
@@ -108,7 +108,7 @@ pub(super) fn opts(name: &str, help: &str) -> Opts {
     Opts::new(format!("{PREFIX}{name}"), help)
 }
 
-/// A histogram of latencies. A frame of 32,768 Acks takes one addition per bucket.
+/// A histogram of latencies. Adding the latencies of many Acks takes only one addition per bucket.
 #[derive(Clone, Debug)]
 pub struct Latencies(Arc<Counters>);
 
@@ -162,7 +162,7 @@ impl Metric for Latencies {
     }
 }
 
-/// Creates histograms with the same label names and different label values.
+/// The builder of histograms with the same label names and different label values.
 #[derive(Clone, Debug)]
 struct Builder;
 

@@ -1,7 +1,7 @@
-//! Makes every panic end the process with a non-zero exit code, or only the connection that panicked.
+//! Decides what a panic ends: the whole process, with a non-zero exit code, or only the connection that panicked.
 //!
-//! A panic on any thread or in any task ends the process. Otherwise a process without one of its tasks would look
-//! healthy but deliver nothing; a restart repairs this. The only exception is a connection, which runs in
+//! A panic on any thread or in any task ends the process. Otherwise a process that lost one of its tasks could look
+//! healthy but deliver nothing. A restart repairs this. The only exception is the code of a connection, which runs in
 //! [`contained`]. If a connection changes state that it shares with others, that code runs in [`shared`] or
 //! [`uncontained`]. A panic there ends the process, because the shared state may be half changed.
 
@@ -15,10 +15,10 @@ use std::time::Duration;
 
 use tracing::error;
 
-/// The exit code of a process that a panic ended: a failure at run time.
+/// The exit code of a process that a panic ended. It is the code for failures at run time.
 const EXIT_CODE: i32 = 1;
 
-/// How long the process may take to write the last log lines after a panic.
+/// How long writing the last log lines may take after a panic.
 const LAST_LINES_TIMEOUT: Duration = Duration::from_secs(2);
 
 thread_local! {
@@ -55,7 +55,7 @@ pub fn uncontained<T>(request: impl Future<Output = T>) -> impl Future<Output = 
 }
 
 fn scoped<T>(future: impl Future<Output = T>, contained: bool) -> impl Future<Output = T> {
-    // Put the future on the heap at once. If it were moved first, its size would be reserved twice.
+    // Put the future on the heap. An `async` block that pinned the future itself would reserve its size twice.
     let mut future = Box::pin(future);
     poll_fn(move |context| {
         let _scope = Scope::enter(contained);
@@ -63,15 +63,15 @@ fn scoped<T>(future: impl Future<Output = T>, contained: bool) -> impl Future<Ou
     })
 }
 
-/// Begins code of a connection that changes state shared with others. Until the scope is dropped, a panic ends the
-/// process.
+/// Enters a scope for code of a connection that changes state shared with others. Until the scope is dropped, a panic
+/// on this thread ends the process.
 #[must_use]
 pub fn shared() -> Scope {
     Scope::enter(false)
 }
 
 /// Installs a panic hook. After a panic outside of [`contained`] code, the hook logs a line, calls `flush_log` on the
-/// same thread, and ends the process.
+/// same thread, and ends the process. If this takes longer than 2 s, the process ends without the log lines.
 pub fn end_the_process(flush_log: impl Fn() + Send + Sync + 'static) {
     set_hook(Box::new(move |panic| {
         let place = panic.location().map(ToString::to_string).unwrap_or_default();
@@ -80,7 +80,7 @@ pub fn end_the_process(flush_log: impl Fn() + Send + Sync + 'static) {
             error!(place, text, "a panic ended this connection, and no other: please report it as a bug");
             return;
         }
-        // This thread ends the process even if logging blocks. The panic may have happened under a lock of the log, or
+        // This thread ends the process even if logging blocks: the panic may have happened under a lock of the log, or
         // the log may have no reader.
         let _ = thread::Builder::new().name(String::from("panic")).spawn(|| {
             thread::sleep(LAST_LINES_TIMEOUT);

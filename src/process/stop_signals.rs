@@ -8,8 +8,8 @@ use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::timeout;
 
-/// How long after the first signal further signals belong to the same stop request. A process manager may signal the
-/// process and then its process group. A terminal and the parent process may both send a signal.
+/// The time in which further signals belong to the same stop request. For example, a process manager may signal the
+/// process and then its process group. Or a terminal and the parent process may both send a signal.
 const SAME_REQUEST: Duration = Duration::from_secs(1);
 
 /// A receiver of SIGTERM, SIGINT and SIGHUP. Once it exists, these signals no longer end the process.
@@ -17,7 +17,7 @@ const SAME_REQUEST: Duration = Duration::from_secs(1);
 pub struct StopSignals {
     signals: Vec<(&'static str, Signal)>,
     /// SIGXFSZ, which is caught and ignored. If a file reaches its size limit (ulimit -f, LimitFSIZE), only the write
-    /// fails, and the process keeps its messages in flight.
+    /// fails. Otherwise the signal would end the process, with its messages in flight.
     _file_too_large: Signal,
 }
 
@@ -48,7 +48,8 @@ impl StopSignals {
         .await
     }
 
-    /// Waits for the next signal that does not belong to the previous stop request, and returns its name.
+    /// Waits for the next stop request, and returns the name of its signal. Signals within a second after this call
+    /// belong to the previous request and are ignored.
     pub async fn next_request(&mut self) -> &'static str {
         let same = async {
             loop {

@@ -1,9 +1,9 @@
 //! Notifies systemd that a service with `Type=notify` is ready, alive, or stopping.
 //!
-//! The protocol is sd_notify(3): a datagram with lines `NAME=value` to the socket that `NOTIFY_SOCKET` names. No crate
-//! is used: the protocol is short, and the usual crate (sd-notify 0.5) does not support abstract sockets. The
-//! environment is only read: a process with threads cannot change it safely, and no child process inherits it. Without
-//! `NOTIFY_SOCKET` nothing is sent.
+//! The protocol is sd_notify(3): a datagram with lines `NAME=value` to the socket that `NOTIFY_SOCKET` names. Without
+//! `NOTIFY_SOCKET` nothing is sent. No crate is used: the protocol is short, and the usual crate (sd-notify 0.5) does
+//! not support abstract sockets. The variables stay in the environment: a process with threads cannot remove them
+//! safely, and this process starts no child that could inherit them.
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -20,8 +20,8 @@ use tracing::{info, warn};
 
 use crate::core::CLOCK_BEAT;
 
-/// How many keep-alive messages are sent per watchdog interval, in which systemd expects one. So several messages may
-/// be lost, and the process may stall for nearly the whole interval.
+/// How many keep-alive messages are sent per watchdog interval. systemd expects only one message per interval. So
+/// several messages may be lost, and the process may stall for nearly the whole interval.
 const KEEP_ALIVES: u32 = 10;
 
 /// How long a message may wait for room in the socket of the service manager.
@@ -33,7 +33,7 @@ pub struct ServiceManager {
     socket: Option<SocketAddr>,
     /// The watchdog interval: the time within which the manager expects a keep-alive message.
     watchdog: Option<Duration>,
-    /// Whether the last message failed: only the first failure is logged.
+    /// Whether the last message failed. Only the first failure in a row is logged.
     has_failed: AtomicBool,
 }
 
@@ -47,8 +47,8 @@ impl ServiceManager {
         manager
     }
 
-    /// Reads the manager from environment variables. Also returns a warning if a variable has a wrong value. `own_id`
-    /// is the id of this process.
+    /// Reads the manager from environment variables. `variable` returns the value of a variable, and `own_id` is the id
+    /// of this process. Also returns a warning if a variable has a wrong value.
     fn of_environment(
         variable: impl Fn(&str) -> Option<OsString>,
         own_id: u32,
@@ -62,8 +62,8 @@ impl ServiceManager {
                 return (manager, Some(wrong + "; the service manager is told nothing"));
             }
         }
-        // Even without a watchdog, the manager is notified that the process is ready. Otherwise a manager that waits
-        // for this would end the process.
+        // Keep the socket even if the watchdog variables are wrong. A manager that waits for the message that the
+        // process is ready would otherwise end the process.
         match watchdog(variable, own_id) {
             Ok(watchdog) => manager.watchdog = watchdog,
             Err(wrong) => return (manager, Some(wrong + "; the service manager is given no signs of life")),
@@ -71,12 +71,12 @@ impl ServiceManager {
         (manager, None)
     }
 
-    /// Notifies that the process starts.
+    /// Notifies that the process starts. `status` is a text for `systemctl status`.
     pub async fn starting(&self, status: &str) {
         self.notify(&format!("STATUS={status}")).await;
     }
 
-    /// Notifies that the process serves.
+    /// Notifies that the process is ready to serve.
     pub async fn ready(&self, status: &str) {
         self.notify(&format!("READY=1\nSTATUS={status}")).await;
     }
@@ -87,8 +87,8 @@ impl ServiceManager {
         self.notify(&format!("STOPPING=1\nSTATUS={status}")).await;
     }
 
-    /// Sends keep-alive messages while `stalled` finds no stall. During a stall, sends none, so that the manager
-    /// restarts this process. Never returns.
+    /// Sends keep-alive messages while `stalled` returns `None`. While it returns the length of a stall, sends none, so
+    /// that the manager restarts this process. Never returns.
     pub async fn watch(&self, stalled: impl AsyncFn() -> Option<Duration>) -> Infallible {
         let Some(pause) = self.watchdog.map(pause) else { return pending().await };
         let mut has_logged_stall = false;
@@ -125,8 +125,8 @@ impl ServiceManager {
     }
 }
 
-/// Returns the time between keep-alive messages: at least one clock beat, because the ticker's loop shows only once per
-/// beat that it runs.
+/// Returns the time between keep-alive messages, at least [`CLOCK_BEAT`]. The loop of a ticker shows only once per
+/// clock beat that it runs, so a shorter time has no use.
 fn pause(watchdog: Duration) -> Duration {
     (watchdog / KEEP_ALIVES).max(CLOCK_BEAT)
 }
@@ -139,7 +139,8 @@ fn watchdog(variable: impl Fn(&str) -> Option<OsString>, own_id: u32) -> Result<
         let number = value.to_str().and_then(|text| text.parse::<u64>().ok());
         number.map(Some).ok_or_else(|| format!("{name}={}: this is no number", value.display()))
     };
-    // This process may inherit the variables of a parent that has a watchdog of its own. `WATCHDOG_PID` shows this.
+    // A parent process may have a watchdog of its own, and this process may inherit its variables. Then `WATCHDOG_PID`
+    // contains the id of the parent.
     let is_meant = number("WATCHDOG_PID")?.is_none_or(|id| id == u64::from(own_id));
     Ok(number("WATCHDOG_USEC")?.filter(|us| is_meant && *us > 0).map(Duration::from_micros))
 }
@@ -154,7 +155,8 @@ fn address(name: &OsString) -> io::Result<SocketAddr> {
     }
 }
 
-/// Sends a message over a new socket, as libsystemd does, so that messages also reach a restarted manager.
+/// Sends a message over a new socket each time, as libsystemd does. So messages also reach a manager that was
+/// restarted.
 async fn send(socket: &SocketAddr, message: &str) -> io::Result<()> {
     let datagram = Datagram::unbound()?;
     datagram.set_nonblocking(true)?;

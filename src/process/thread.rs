@@ -10,9 +10,9 @@ use tokio::sync::oneshot;
 /// A thread that runs tasks. Dropping this value ends the thread and all its tasks.
 #[derive(Debug)]
 pub struct RuntimeThread {
-    /// Spawns tasks on the thread.
+    /// The handle that spawns tasks on the thread.
     pub handle: Handle,
-    /// Ends the thread when it is dropped.
+    /// The sender that ends the thread when it is dropped.
     _stop: oneshot::Sender<()>,
 }
 
@@ -32,7 +32,7 @@ impl RuntimeThread {
         Ok(RuntimeThread { handle, _stop: stop })
     }
 
-    /// Moves a listener to the runtime of this thread. Otherwise the runtime that opened the listener would still poll
+    /// Moves a listener to the runtime of this thread. Otherwise the runtime that opened the listener would still watch
     /// it.
     ///
     /// # Errors

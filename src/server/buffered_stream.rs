@@ -1,7 +1,7 @@
 //! Buffers the bytes of a connection: one buffer for input and one for output.
 //!
-//! A read takes the bytes that have arrived, up to a limit. All answers to them go out in one write. Both buffers are
-//! bounded: if a peer does not read its answers, its requests are not read.
+//! A read takes the bytes that have arrived, up to a limit. The answers to all requests in these bytes are then written
+//! together. Both buffers are bounded: if a peer does not read its answers, its requests are not read.
 
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -25,16 +25,17 @@ use crate::protocol::frame::TIMED_OUT_LENGTH;
 use crate::protocol::{Codec, DecodeError, Decoded};
 use crate::ticker::read_barrier::UnprocessedInput;
 
-/// The maximum number of bytes of one read: room for 256 frames of one message, or for 4,000 message ids.
+/// The maximum number of bytes of one read: room for about 4,000 message ids, which have 8 bytes each.
 pub(super) const READ_SIZE: usize = 32 * 1024;
 
-/// The capacity up to which an empty buffer is kept. A timeout batch fits into it, and subscribers get one batch after
-/// the other.
+/// The maximum capacity of a buffer that is kept while it is empty. A timeout batch fits into it. So the buffer of a
+/// subscriber is not allocated again for every batch.
 const KEEP_CAPACITY: usize = 72 * 1024;
 
 const _: () = assert!(MAX_BATCH_MESSAGES * TIMED_OUT_LENGTH + 1024 < KEEP_CAPACITY);
 
-/// How many bytes of a peer are read and dropped at the end, so that a refused peer can still read the reason.
+/// The maximum number of bytes that are read and dropped when a connection closes. If unread bytes remained, the peer
+/// could not read the last Error frame.
 const LINGER_BYTES: usize = 1024 * 1024;
 
 /// An accepted connection.
@@ -43,16 +44,16 @@ pub(super) type Socket = Either<TcpStream, UnixStream>;
 /// A connection that is ready for frames: with TLS, after the handshake.
 pub(super) type Stream = Either<Socket, Box<TlsStream<TcpStream>>>;
 
-/// An event of the socket.
+/// The result of a read or a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum IoEvent {
     /// Bytes were read, and this is their number.
     Read(usize),
     /// The peer sends no more.
     Ended,
-    /// Bytes were written.
+    /// Bytes were written or flushed.
     Written,
-    /// A write failed: the peer takes no more bytes. Bytes that the peer sent earlier can still be read.
+    /// A write failed: the peer takes no more bytes. Bytes that the peer sent earlier may still be read.
     WriteFailed,
 }
 
@@ -63,16 +64,20 @@ thread_local! {
 
 pub(super) struct BufferedStream {
     stream: Stream,
+    /// A mark for the read barrier: the connection may have bytes that it has not processed. Before a tick expires, the
+    /// barrier asks marked connections to read and process their bytes.
     unprocessed_input: UnprocessedInput,
     pub(super) codec: Codec,
     input: BytesMut,
-    /// The greatest length that `input` has had. The capacity does not show this length, because decoding reduces the
-    /// capacity.
+    /// The maximum length of `input` since its memory was allocated. The capacity does not show this length, because
+    /// decoding reduces the capacity.
     input_grown: usize,
     output: BytesMut,
+    /// The length of `output` from which nothing more is read.
     max_queued: usize,
-    /// Whether the stream may still hold bytes that were written to it, as TLS can.
+    /// Whether the stream may still buffer bytes that were written to it, as a TLS stream does.
     is_unflushed: bool,
+    /// Whether the peer has ended its side of the stream.
     has_ended: bool,
     /// Whether a write has failed. Requests that the peer sent earlier are still handled.
     pub(super) write_failed: bool,
@@ -99,7 +104,7 @@ impl BufferedStream {
         }
     }
 
-    /// Queues bytes, unless a write has failed.
+    /// Queues the bytes that `encode` appends. Does nothing if a write has failed.
     #[inline]
     pub(super) fn write(&mut self, encode: impl FnOnce(&Codec, &mut BytesMut)) {
         if !self.write_failed {
@@ -107,7 +112,7 @@ impl BufferedStream {
         }
     }
 
-    /// Answers the Pings at the front of the input, and skips the Pongs.
+    /// Answers the Pings at the front of the input, and skips the Pongs. Stops at any other frame.
     pub(super) fn echo_pings(&mut self) -> EchoedPings {
         let before = self.output.len();
         let echoed = self.codec.echo_pings(&self.input, &mut self.output);
@@ -118,13 +123,14 @@ impl BufferedStream {
         echoed
     }
 
-    /// Moves requests from the front of the input into a request batch, until the batch has `most` messages.
+    /// Moves AddNewMsg and DelMsg frames from the front of the input into `batch`. Stops at any other frame, or when
+    /// the batch has `most` messages or more. `revolution` is the default ack timeout in ticks.
     pub(super) fn take_requests(&mut self, batch: &mut RequestBatch, most: usize, revolution: u16) {
         let taken = self.codec.take_requests(&self.input, batch, most, revolution);
         self.input.advance(taken);
     }
 
-    /// Takes the next frame from the input.
+    /// Takes the next frame from the input. Returns `None` if the input contains no complete frame.
     pub(super) fn decode(&mut self) -> Result<Option<Decoded>, DecodeError> {
         let decoded = self.codec.decode(&mut self.input)?;
         if decoded.is_none() && self.input.is_empty() && self.input_grown > KEEP_CAPACITY {
@@ -133,18 +139,19 @@ impl BufferedStream {
         Ok(decoded)
     }
 
-    /// Returns whether more bytes may be queued.
+    /// Returns whether the output is shorter than its limit. Otherwise nothing may be read, because the answers would
+    /// make the output longer.
     pub(super) fn has_room(&self) -> bool {
         self.output.len() < self.max_queued
     }
 
-    /// Returns whether a batch may be queued. Batches may use only half of the queue. So a peer that does not read its
+    /// Returns whether a batch may be queued. Batches may use only half of the output. So a peer that does not read its
     /// batches for a while can still send requests and Acks.
     pub(super) fn has_room_for_batches(&self) -> bool {
         self.output.len() < self.max_queued.div_ceil(2)
     }
 
-    /// Returns whether the peer has taken all queued bytes.
+    /// Returns whether the socket has taken all queued bytes.
     pub(super) fn is_flushed(&self) -> bool {
         self.output.is_empty() && !self.is_unflushed
     }
@@ -158,19 +165,19 @@ impl BufferedStream {
             && matches!(SockRef::from(&descriptor(&self.stream)).peek(&mut byte), Ok(1..))
     }
 
-    /// Returns how many bytes the socket can hold, but at least [`READ_SIZE`].
+    /// Returns how many received bytes the socket can hold, but at least [`READ_SIZE`].
     pub(super) fn most_unread(&self) -> usize {
         SockRef::from(&descriptor(&self.stream)).recv_buffer_size().unwrap_or_default().max(READ_SIZE)
     }
 
-    /// Writes queued bytes or, if `read` is set, reads: does what is possible first. Cancel-safe.
+    /// Writes queued bytes. If nothing can be written now and `read` is set, reads. Cancel-safe.
     pub(super) async fn read_or_write(&mut self, read: bool) -> io::Result<IoEvent> {
         poll_fn(|context| {
             match self.poll_write(context) {
                 Poll::Ready(Ok(true)) => return Poll::Ready(Ok(IoEvent::Written)),
                 Poll::Ready(Ok(false)) | Poll::Pending => {}
                 Poll::Ready(Err(_)) => {
-                    // Bytes that the peer sent earlier may still be unread.
+                    // Return no error, because bytes that the peer sent earlier may still be unread.
                     (self.write_failed, self.is_unflushed, self.output) = (true, false, BytesMut::new());
                     return Poll::Ready(Ok(IoEvent::WriteFailed));
                 }
@@ -192,7 +199,8 @@ impl BufferedStream {
         .await
     }
 
-    /// Writes or flushes queued bytes. Returns whether there were any.
+    /// Writes or flushes queued bytes. Returns whether there were any. Marks the input as unprocessed, because bytes
+    /// may arrive during the write.
     fn poll_write(&mut self, context: &mut Context<'_>) -> Poll<io::Result<bool>> {
         if self.is_flushed() {
             return Poll::Ready(Ok(false));
@@ -218,7 +226,8 @@ impl BufferedStream {
         Poll::Ready(Ok(true))
     }
 
-    /// Reads bytes into `input`. The caller must process them before it reads again.
+    /// Reads bytes into `input`. The caller must process them before it reads again. Marks the input as unprocessed,
+    /// and removes this mark once nothing is left to read.
     fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<io::Result<IoEvent>> {
         self.unprocessed_input.set();
         SCRATCH.with_borrow_mut(|scratch| {
@@ -237,7 +246,8 @@ impl BufferedStream {
     }
 
     /// Writes all queued bytes, shuts down the stream, and drops `unanswered`. Then reads until the peer closes the
-    /// stream too: closing a socket with unread bytes would discard the bytes that were written last.
+    /// stream too, but at most [`LINGER_BYTES`]: closing a socket with unread bytes would discard the bytes that were
+    /// written last. `unanswered` is the token of a connection whose last answers are not written yet.
     pub(super) async fn close(mut self, unanswered: TaskTrackerToken) {
         while !self.is_flushed() && !self.write_failed {
             if self.read_or_write(false).await.is_err() {

@@ -23,7 +23,7 @@ impl Session {
                 Err(Refusal::new(Reason::HelloExpected, text))
             }
             Body::Ping(payload) => return self.send(&Frame::new(correlation, Body::Pong(payload))),
-            // A Pong only shows that the peer is alive.
+            // A Pong needs no answer. It only shows that the peer is alive, which the read has already recorded.
             Body::Pong(_) => return,
             Body::GoAway { .. } => return self.end(),
             Body::Subscribe(request) => self.subscribe(correlation, &request),
@@ -40,7 +40,7 @@ impl Session {
         }
     }
 
-    /// Answers a request that waited for the store.
+    /// Answers a request that the store has completed.
     pub(super) fn answer(&mut self, completed: Completed) {
         if matches!(completed, Completed::Subscribe(..)) {
             self.is_subscribing = false;
@@ -81,7 +81,8 @@ impl Session {
         }
     }
 
-    /// Refuses bytes that are not a frame. First answers the earlier requests that wait, because they may succeed.
+    /// Refuses bytes that are not a frame. If earlier requests still wait for the store, stops reading, and sends the
+    /// refusal after their answers.
     pub(super) fn refuse_broken_frame(&mut self, correlation: u32, refusal: Refusal) {
         if self.pending.is_waiting() {
             self.end();
@@ -191,7 +192,8 @@ fn not_subscribed() -> Refusal {
     Refusal::new(Reason::NotSubscribed, "this connection has no subscription: send Subscribe first")
 }
 
-/// Returns the refusal of a first frame that cannot be decoded.
+/// Returns the refusal of a first frame that cannot be decoded. If `refusal` does not close the connection, returns
+/// `HelloExpected` instead, because the first frame must be a Hello.
 pub(super) fn not_hello(refusal: Refusal) -> Refusal {
     if refusal.reason.closes() {
         return refusal;

@@ -33,7 +33,8 @@ impl Token {
         WatchedFiles::new(&[path], |files| token(&files[0])).map(Token)
     }
 
-    /// Returns whether `presented` is the token. The duration does not depend on how many of its bytes are right.
+    /// Returns whether `presented` is the token. The duration does not depend on how many bytes are right, so that it
+    /// does not reveal them.
     pub fn admits(&self, presented: &[u8]) -> bool {
         self.0.current().value.ct_eq(presented).into()
     }
@@ -71,8 +72,9 @@ pub struct Certificate(WatchedFiles<Pair>);
 struct Pair {
     chain: PathBuf,
     config: Arc<ServerConfig>,
-    /// The validity of the server's own certificate, if it can be read. The certificates of authorities in the chain
-    /// are ignored: this server cannot renew them, and an expired one may be there only for old clients.
+    /// The validity period of the server's own certificate, if it can be read. The certificates of authorities in the
+    /// chain are ignored: this server cannot renew them, and an expired authority may be in the chain only for old
+    /// clients.
     validity: Option<Validity>,
 }
 
@@ -87,7 +89,7 @@ impl Certificate {
         WatchedFiles::new(&[chain, key], |files| Pair::new(&files[0], &files[1])).map(Certificate)
     }
 
-    /// Returns an acceptor for TLS handshakes with the certificate that was read last.
+    /// Returns an acceptor for TLS handshakes with the last certificate that could be used.
     pub fn acceptor(&self) -> TlsAcceptor {
         TlsAcceptor::from(Arc::clone(&self.0.current().value.config))
     }

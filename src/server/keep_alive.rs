@@ -1,4 +1,5 @@
-//! Decides when a connection is pinged, and when it is closed because its peer is silent or does not read.
+//! Decides when a connection is pinged, and when it is closed. It is closed if its Hello does not arrive in time, if
+//! its peer is silent, or if its peer does not read.
 //!
 //! All times come from the stall-aware clock, which leaves out stalls of this process. So a stall does not count as
 //! silence of the peer.
@@ -11,10 +12,10 @@ use crate::core::{Reason, Refusal};
 /// How long the session may still read after the Hello timeout, if bytes of the peer wait in the socket.
 const HELLO_LENIENCE: Duration = Duration::from_secs(1);
 
-/// The divisor of the ping interval that gives the time within which most Pongs arrive.
+/// Most Pongs arrive within the ping interval divided by this number.
 const PONG_FRACTION: u32 = 64;
 
-/// The next action of a connection.
+/// The action that is due for a connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Action {
     Wait,
@@ -22,18 +23,19 @@ pub(super) enum Action {
     Close(Refusal),
 }
 
-/// The times at which a connection received and sent bytes, with its timeouts.
+/// The times at which a connection last received and sent bytes, and its timeouts.
 #[derive(Debug)]
 pub(super) struct KeepAlive {
     hello_timeout: Duration,
     ping_interval: Duration,
     /// Whether the Hello was accepted.
     is_greeted: bool,
-    /// When the peer last sent bytes. Until the Hello is accepted: when the connection was accepted.
+    /// When the peer last sent bytes, or when the session last did not read. Until the Hello is accepted: when the
+    /// session began.
     received_at: Instant,
-    /// When the peer last took bytes, or, if later, when bytes were last queued into an empty queue.
+    /// The later of two times: when the peer last took bytes, and when bytes were last queued into an empty queue.
     sent_at: Instant,
-    /// How long the peer may be silent before it is pinged.
+    /// How long the peer may be silent before the next Ping.
     ping_after: Duration,
     /// Whether a Ping was sent since `received_at`.
     is_pinged: bool,
@@ -58,8 +60,8 @@ impl KeepAlive {
         self.received(now);
     }
 
-    /// Records that the peer sent bytes, or that the session does not read from it. Both restart the timeout of a
-    /// silent peer. Before the Hello is accepted, has no effect: bytes do not extend the Hello timeout.
+    /// Records that the peer sent bytes, or that the session does not read at present. Both restart the timeout of a
+    /// silent peer. Has no effect before the Hello is accepted, because bytes do not extend the Hello timeout.
     pub(super) fn received(&mut self, now: Instant) {
         if self.is_greeted {
             (self.received_at, self.is_pinged) = (now, false);
@@ -71,13 +73,15 @@ impl KeepAlive {
         self.sent_at = now;
     }
 
-    /// Returns when [`KeepAlive::check`] is due. `is_flushed` says whether the peer has taken all queued bytes.
+    /// Returns the time of the next [`KeepAlive::check`]. `is_flushed` says whether the socket has taken all queued
+    /// bytes.
     pub(super) fn next_check(&self, is_flushed: bool) -> Instant {
         let silence = if !self.is_greeted {
             self.hello_timeout
         } else if self.is_pinged {
-            // A little more than two intervals. If the Pong arrives in time, the next Ping is due before this time. So
-            // the timer does not fire shortly before that Ping without effect.
+            // A silent peer is closed after two intervals. If the Pong arrives soon, the next Ping is due a little
+            // after two intervals. A timer for exactly two intervals would fire just before this Ping, without effect.
+            // So the timer is set a little later.
             self.ping_interval * 2 + self.ping_interval / PONG_FRACTION
         } else {
             self.ping_after
@@ -86,8 +90,8 @@ impl KeepAlive {
         if is_flushed { silent_at } else { silent_at.min(self.sent_at + self.ping_interval * 2) }
     }
 
-    /// Returns the action at `now`. `has_unread` says whether bytes of the peer wait in the socket. Such bytes are read
-    /// next, so the connection is not closed as silent.
+    /// Returns the action that is due at `now`. `has_unread` says whether bytes of the peer wait in the socket. The
+    /// session reads such bytes next, so the connection is not closed as silent.
     pub(super) fn check(&mut self, now: Instant, is_flushed: bool, has_unread: impl FnOnce() -> bool) -> Action {
         let Some(overdue) = now.checked_duration_since(self.next_check(is_flushed)) else { return Action::Wait };
         let limit = self.ping_interval * 2;
@@ -100,7 +104,8 @@ impl KeepAlive {
             (self.is_pinged, self.ping_after) = (true, self.ping_interval);
             return Action::Ping;
         }
-        // A Hello that arrives byte by byte must still be complete in time.
+        // Before the Hello is accepted, unread bytes delay the close by at most a second. Otherwise a peer could send
+        // its Hello byte by byte and stay connected.
         if (self.is_greeted || overdue < HELLO_LENIENCE) && has_unread() {
             return Action::Wait;
         }

@@ -1,7 +1,7 @@
-//! Logs that a limit is reached, again and again while requests are refused because of this limit.
+//! Logs that a limit is reached. Repeats this every ten seconds while requests are refused because of the limit.
 //!
-//! At a limit every request is refused. So single refusals are only counted, and this module logs how the counters
-//! grow.
+//! At a limit, every further request is refused. A line for each refusal would flood the log. So refusals are only
+//! counted, and this module logs by how much the counters have grown.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::metrics::Metrics;
 /// How often the counters are checked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The limits that an operator sets, and the line to log when a limit is reached.
+/// The limits that an operator sets: the reason of their refusals, and the line to log when the limit is reached.
 const LIMITS: [(Reason, &str); 3] = [
     (
         Reason::MaxInFlight,
@@ -45,7 +45,8 @@ pub async fn report_reached_limits(metrics: Arc<Metrics>) {
     .await;
 }
 
-/// Logs the number of new refusals: the first within a second, and further ones together once per [`WINDOW`].
+/// Calls `log` with the number of new refusals: within a second after the first, and then at most once per [`WINDOW`].
+/// `refusals` returns the total number of refusals.
 async fn report(refusals: impl Fn() -> u64, mut log: impl FnMut(u64)) -> Infallible {
     let mut logged = 0;
     loop {

@@ -1,4 +1,5 @@
-//! Serves logic nodes over the native protocol: a session for each connection, over TCP, TLS or a Unix socket.
+//! Serves logic nodes, which are the IM servers that use this sidecar. Each connection has a session, over TCP, TLS or
+//! a Unix socket.
 
 mod buffered_stream;
 mod control_requests;
@@ -37,7 +38,8 @@ use crate::process::panics::contained;
 use crate::protocol::Codec;
 use crate::protocol::frame::FrameType;
 
-/// How long the listener pauses after a failed accept. Without free file descriptors, accept would fail again at once.
+/// How long the listener pauses after a failed accept. While file descriptors are missing, accept would otherwise fail
+/// again and again without a pause.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A running server.
@@ -47,7 +49,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Accepts connections from all listeners.
+    /// Starts to accept connections on all listeners.
     #[must_use]
     pub fn start(listeners: Vec<Listener>, shared: &Arc<Shared>) -> Server {
         let (phase, receiver) = watch::channel(Phase::Serving);
@@ -64,7 +66,8 @@ impl Server {
         self.phase.send_replace(Phase::Draining);
     }
 
-    /// Sends all queued bytes, closes all connections, and waits for at most `timeout` until they have ended.
+    /// Closes all connections after their last answers are written. Waits until the connections have ended, but for at
+    /// most `timeout`. Then warns if some connections have not taken their answers.
     pub async fn close(&self, timeout: Duration) {
         self.phase.send_replace(Phase::Closed);
         let Acceptor { tasks, unanswered, .. } = &self.acceptor;
@@ -91,7 +94,7 @@ struct Acceptor {
     shared: Arc<Shared>,
     phase: watch::Receiver<Phase>,
     tasks: TaskTracker,
-    /// Has a token for each connection whose last answers are not written yet.
+    /// Counts the connections whose last answers are not written yet. Each of them holds a token of this tracker.
     unanswered: TaskTracker,
 }
 
@@ -118,7 +121,7 @@ impl Acceptor {
         };
         let span = info_span!("connection", %peer, client = Empty);
         let connection = async move {
-            // Dropped at the end of the task, even if the task panics.
+            // Hold the permit until the end of the task. It is released even if the task panics.
             let _permit = permit;
             let stream = tokio::select! {
                 stream = handshake(&shared, socket) => stream,
@@ -131,8 +134,8 @@ impl Acceptor {
         self.tasks.spawn(contained(connection.instrument(span)));
     }
 
-    /// Rejects a connection above the limit. Sends an Error only if the socket takes it at once, and none where TLS is
-    /// spoken.
+    /// Rejects a connection above the limit. Sends an Error frame if the socket takes it at once. Sends nothing over
+    /// TCP if the server uses TLS, because there was no handshake.
     fn reject(&self, socket: &Socket) {
         let max = self.shared.options.max_connections;
         let refusal = Refusal::new(
@@ -180,7 +183,8 @@ async fn accept_from(listener: &Listener) -> io::Result<Socket> {
     }
 }
 
-/// Makes the TLS handshake, if the listener speaks TLS. Returns `None` if the handshake fails.
+/// Makes the TLS handshake of a TCP connection if the server has a certificate. Other connections need no handshake.
+/// Returns `None` if the handshake fails or takes longer than the Hello timeout.
 async fn handshake(shared: &Shared, socket: Socket) -> Option<Stream> {
     let (tcp, certificate) = match (socket, &shared.certificate) {
         (Either::Left(tcp), Some(certificate)) => (tcp, certificate),

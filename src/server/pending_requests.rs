@@ -1,9 +1,9 @@
 //! Counts the requests of one connection that wait for the store, and limits them.
 //!
 //! A connection with too many waiting requests is not read, so that no client sends requests faster than the store
-//! answers. While the store is unreachable, Acks do not count: otherwise they would stay unread until the store answers
-//! again. The store itself limits the Acks that it then holds for all connections. It refuses further Acks, and all
-//! adds, at once.
+//! answers. While the store is unreachable, waiting Acks (DelMsg) do not count. Otherwise further Acks would stay
+//! unread until the store answers again. Instead, the store holds the Acks of all connections and limits their number.
+//! It refuses further Acks, and all adds, at once.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -18,20 +18,23 @@ use crate::metrics::Metrics;
 use crate::process::panics::uncontained;
 use crate::protocol::frame::Body;
 
-/// How many requests of a connection may wait before the connection is not read.
+/// The number of waiting requests at which a connection is no longer read.
 pub(super) const MAX_REQUESTS: usize = 1_024;
 
-/// How many messages the waiting requests of a connection may carry before the connection is not read. A few frames can
-/// carry many messages. A request without messages counts as one message, because only this limit holds while the
-/// session reads for the read barrier.
+/// The maximum number of messages in the waiting requests of a connection. Above it, the connection is not read. This
+/// limit is needed in addition to [`MAX_REQUESTS`], because a few frames can carry many messages. A request without
+/// messages counts as one message: while the session reads for the read barrier, before a tick expires, only this limit
+/// applies.
 const MAX_MESSAGES: usize = 16_384;
 
 type RequestFuture = Pin<Box<dyn Future<Output = (Weight, Completed)> + Send>>;
 
-/// The weight of a waiting request: a number of messages.
+/// The number of messages by which a waiting request counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Weight {
+    /// The messages of a DelMsg, which carries Acks.
     Acks(usize),
+    /// The messages of an add, or the batches of a BatchAck; 0 for other requests.
     Other(usize),
 }
 
@@ -59,7 +62,7 @@ struct Count {
     messages: usize,
 }
 
-/// The requests that wait, and how many messages they carry.
+/// The requests that wait, and their counts.
 #[derive(Default)]
 pub(super) struct PendingRequests {
     requests: FuturesUnordered<RequestFuture>,
@@ -68,14 +71,15 @@ pub(super) struct PendingRequests {
 }
 
 impl PendingRequests {
-    /// Counts a request that the rings complete, outside of this queue.
+    /// Counts a request that was submitted to the rings. The caller must call [`PendingRequests::end`] when the request
+    /// is complete.
     pub(super) fn begin(&mut self, weight: Weight) {
         let (count, messages) = self.count(weight);
         count.requests += 1;
         count.messages += messages;
     }
 
-    /// Stops counting a request, because it is complete.
+    /// Stops counting a request of [`PendingRequests::begin`], because it is complete.
     pub(super) fn end(&mut self, weight: Weight) {
         let (count, messages) = self.count(weight);
         count.requests -= 1;
@@ -89,8 +93,8 @@ impl PendingRequests {
         self.requests.push(Box::pin(async move { (weight, request.await) }));
     }
 
-    /// Waits until a request of [`PendingRequests::push`] is complete, and returns it. Returns `None` at once if no
-    /// such request waits. Cancel-safe.
+    /// Waits until a request that was added by [`PendingRequests::push`] is complete, and returns it. Returns `None` at
+    /// once if no such request waits. Cancel-safe.
     pub(super) async fn next(&mut self) -> Option<Completed> {
         let (weight, completed) = self.requests.next().await?;
         self.end(weight);
@@ -109,8 +113,8 @@ impl PendingRequests {
         self.acks.requests + self.others.requests > 0
     }
 
-    /// Returns whether another request may be read, with a limit of `max_requests`. Calls `store_is_up` only if the
-    /// answer depends on it.
+    /// Returns whether another request may be read. `max_requests` is the limit for the number of waiting requests.
+    /// Calls `store_is_up` only if the result depends on it.
     pub(super) fn has_room(&self, max_requests: usize, store_is_up: impl FnOnce() -> bool) -> bool {
         let is_within = |requests, messages| requests < max_requests && messages <= MAX_MESSAGES;
         let Count { requests, messages } = self.others;
@@ -118,7 +122,7 @@ impl PendingRequests {
             || is_within(requests, messages) && !store_is_up()
     }
 
-    /// Completes the requests of a closed connection, and counts their outcomes.
+    /// Waits until the requests of a closed connection are complete, and counts their outcomes in the metrics.
     pub(super) async fn complete(mut self, mut requester: Requester, metrics: Arc<Metrics>) {
         let mut completed = RequestBatch::default();
         while self.is_waiting() {

@@ -1,4 +1,5 @@
-//! The hot path: reads bytes of a client, submits its adds and dels to the rings in one batch, and sends the answers.
+//! The hot path of a connection: reads bytes, submits the adds (AddNewMsg) and dels (DelMsg) in them to the rings in
+//! one batch, and sends the answers.
 //!
 //! ```text
 //!   read ──▶ submit_requests ──▶ submit ──▶ rings: completed in the call ──▶ send_answers ──▶ write
@@ -26,36 +27,39 @@ use crate::protocol::{DecodeError, Decoded};
 /// How many reads and writes may follow each other before the session checks its other events.
 const IO_ROUNDS: usize = 8;
 
-/// How many bytes a connection reads before it yields to other tasks of its thread: about 4,000 ids, which take about
-/// half a millisecond.
+/// How many bytes a connection reads before it yields to other tasks of its thread: about 4,000 message ids, whose
+/// processing takes about half a millisecond.
 const FAIR_SHARE: usize = READ_SIZE;
 
-/// How many messages a request batch may hold before it is submitted: enough to share the cost of locks and of memory
-/// latency. Frames are not split, so the last frame may exceed this number.
+/// How many messages a request batch may hold before it is submitted. Large batches share the cost of locks and of
+/// memory latency among their messages. Frames are not split, so the last frame may exceed this number.
 const MAX_MESSAGES: usize = 4_096;
 
-/// How many messages the request batch of a thread keeps room for between two reads.
+/// For how many messages the request batch of a thread keeps its memory between two reads.
 const MAX_KEPT_BY_A_THREAD: usize = 4 * MAX_MESSAGES;
 
-/// How many messages `Session::completed` keeps room for. Each connection has its own batch there.
+/// For how many messages `Session::completed` keeps its memory. This number is smaller, because each connection has a
+/// batch of its own there.
 const MAX_KEPT: usize = 256;
 
-/// How long a peer that has more to send may take to fill an emptied socket again.
+/// The pause after a read that emptied the socket. A peer that has more to send fills the socket again within this
+/// time.
 const REFILL: Duration = Duration::from_millis(2);
 
 thread_local! {
-    /// The request batch that all connections of a thread share, so that an idle connection needs none. A read takes
-    /// the batch out and puts it back empty. If a connection panics, its batch is dropped with the connection.
+    /// The request batch that all connections of a thread share, so that an idle connection needs no batch. Each read
+    /// takes the batch out and puts it back empty. If a connection panics, its batch is dropped with the connection.
     static BATCH: Cell<Option<Box<RequestBatch>>> = const { Cell::new(None) };
 }
 
 impl Session {
-    /// Reads and writes while the socket is ready, at most [`IO_ROUNDS`] times. Returns `false` if the session is over.
+    /// Reads and writes while the socket is ready, at most [`IO_ROUNDS`] times. After [`FAIR_SHARE`] bytes, yields to
+    /// other tasks and returns. Returns `false` if the session is over.
     pub(super) async fn read_and_write(&mut self) -> bool {
         for _ in 0..IO_ROUNDS {
             if self.read_since_yield >= FAIR_SHARE {
-                // Other connections of this thread waited during these reads, and so did other events of this
-                // connection.
+                // Let other connections of this thread run. Then return, so that this connection also handles its other
+                // events.
                 self.read_since_yield = 0;
                 tokio::task::yield_now().await;
                 return true;
@@ -78,7 +82,7 @@ impl Session {
                 self.read_frames();
             }
             Ok(IoEvent::Written) => self.keep_alive.sent(self.shared.clock.stall_aware_now()),
-            // The peer takes no more bytes, so its batches go to other subscribers.
+            // End the subscription, so that its batches go to subscribers that can still read.
             Ok(IoEvent::WriteFailed) => self.subscription = None,
             Ok(IoEvent::Ended) => self.end(),
             Err(error) => {
@@ -109,7 +113,8 @@ impl Session {
         }
     }
 
-    /// Submits the adds and dels at the front of the input, and answers the Pings between them.
+    /// Submits the adds and dels at the front of the input, and answers the Pings between them. Stops at any other
+    /// frame.
     fn submit_requests(&mut self, now: Instant) {
         if self.state != State::Serving {
             return;
@@ -185,16 +190,18 @@ impl Session {
         self.shared.metrics.count_frames(FrameType::DelMsgAnswer, dels);
     }
 
-    /// Reads all bytes that wait in the socket, and confirms this to the read barrier, which asks for it shortly before
-    /// a tick expires. Bytes that arrive later need not be read. After a stall of this process, the peer may have more
-    /// to send than the socket can hold. Then this function reads until the peer pauses, but only while the process
-    /// counts as waking: for a second after a stall. It also stops after [`WAKING_TIME`], because the process always
-    /// counts as waking after the ticker has ended.
+    /// Reads all bytes that wait in the socket, and confirms this to the read barrier. The barrier requests it shortly
+    /// before a tick expires. Bytes that arrive later need not be read.
+    ///
+    /// During a stall of this process, the peer may have collected more bytes than the socket can hold. Therefore,
+    /// within a second after a stall (`is_waking`), this function reads until the peer pauses. It also stops after
+    /// [`WAKING_TIME`]: after the ticker has ended, `is_waking` stays `true`, and a peer that never pauses would be
+    /// read forever.
     pub(super) async fn read_waiting(&mut self) {
         let clock = Arc::clone(&self.shared.clock);
         let (mut spent, mut last) = (Duration::ZERO, clock.now());
         while self.read_socket().await >= READ_SIZE && clock.is_waking() && spent < WAKING_TIME {
-            // Another stall counts only in part, because the peer could not send during it.
+            // If the process stalls here, most of this stall does not count, because the peer could not send during it.
             let now = clock.now();
             spent += now.saturating_duration_since(last).min(SHORTEST_STALL);
             last = now;
@@ -203,8 +210,8 @@ impl Session {
         self.barrier.confirm_read();
     }
 
-    /// Reads until no bytes wait in the socket, but at most as many bytes as the socket can hold. Returns how many it
-    /// read.
+    /// Reads until no bytes wait in the socket, but at most about as many bytes as the socket can hold. Returns how
+    /// many bytes it read.
     async fn read_socket(&mut self) -> usize {
         let all = self.stream.most_unread();
         let mut most = all;

@@ -1,9 +1,9 @@
 //! Serves one connection, from Hello to its end.
 //!
 //! ```text
-//!  accept ──▶ greeting ── Hello ──▶ serving ── GoAway, Error that closes, end of stream ──▶ closing
-//!                │                     ▲  │
-//!                └─ 5 s, no Hello ─▶   └──┘ requests, batches, pings
+//!  greeting ── Hello ──▶ serving ── GoAway, end of stream ──▶ ended ── all answers written ──▶ connection closed
+//!     │                     │                                                                        ▲
+//!     └── Hello timeout ────┴── Error that closes, lost connection ──▶ closing ── queue written ─────┘
 //! ```
 
 use std::future::poll_fn;
@@ -27,8 +27,8 @@ use crate::protocol::Codec;
 use crate::protocol::frame::{Body, Frame, FrameType, GoAwayReason, MAX_GREETING_LENGTH};
 use crate::ticker::read_barrier::Member;
 
-/// How often a connection without room for requests checks whether the store is up. While the store is unreachable, no
-/// other event may wake the session.
+/// How often a connection with too many waiting requests checks whether the store is up. If the store is unreachable,
+/// waiting Acks do not count and the connection is read again. No other event may wake the session then.
 const STORE_CHECK: Duration = Duration::from_millis(100);
 
 /// How long the peer may take to read the last queued bytes when the connection closes.
@@ -38,21 +38,24 @@ pub(super) struct Session {
     pub(super) shared: Arc<Shared>,
     pub(super) stream: BufferedStream,
     phase: watch::Receiver<Phase>,
+    /// The membership of this session in the read barrier, which lets sessions read before a tick expires.
     pub(super) barrier: Member,
     pub(super) state: State,
     pub(super) keep_alive: KeepAlive,
-    /// Fires no later than the next check of `keep_alive`.
+    /// The timer for `keep_alive`. It fires no later than the next check is due.
     timer: Pin<Box<Sleep>>,
     /// Submits adds and dels to the rings.
     pub(super) requester: Requester,
     pub(super) pending: PendingRequests,
-    /// Adds and dels that the store completed after the call that submitted them. Empty once they are answered.
+    /// Adds (AddNewMsg) and dels (DelMsg) that the store completed after the call that submitted them. Empty once they
+    /// are answered.
     pub(super) completed: RequestBatch,
+    /// The subscription, with the correlation id of its Subscribe.
     pub(super) subscription: Option<(u32, Subscription)>,
     /// Whether a Subscribe waits for the store.
     pub(super) is_subscribing: bool,
-    /// Limits this connection to one group deletion at a time, because other connections may wait for a deletion.
-    /// Closed when the connection ends, so that waiting deletions do not begin.
+    /// Limits this connection to one group deletion at a time, because a deletion holds a lock that other connections
+    /// may need. Closed when the connection ends, so that waiting deletions do not begin.
     pub(super) group_deletions: Arc<Semaphore>,
     /// The Error that ends the connection. It is sent after the answers to all earlier requests.
     pub(super) final_error: Option<(u32, Refusal)>,
@@ -65,7 +68,7 @@ pub(super) enum State {
     /// No Hello has been accepted yet.
     Greeting,
     Serving,
-    /// The session reads no more. It still answers the requests that wait.
+    /// The session no longer reads. It still answers the requests that wait for the store.
     Ended,
     /// The session writes all queued bytes, then closes the connection.
     Closing,
@@ -98,15 +101,15 @@ impl Session {
         }
     }
 
-    /// Serves the peer until the connection ends. Drops `unanswered` once all queued bytes are written.
+    /// Serves the peer until the connection ends. Drops `unanswered` once all queued bytes are written: this token
+    /// counts the connection as one whose last answers are not written yet.
     pub(super) async fn run(mut self, unanswered: TaskTrackerToken) {
         self.change_phase();
         while !self.is_over() {
             self.step().await;
         }
         drop(self.subscription.take());
-        // The session reads no more. So the read barrier, which lets sessions read before a tick expires, must not wait
-        // for it.
+        // The session no longer reads, so the read barrier must not wait for it.
         drop(self.barrier);
         self.group_deletions.close();
         if self.pending.is_waiting() {
@@ -119,7 +122,8 @@ impl Session {
     pub(super) fn is_over(&self) -> bool {
         match self.state {
             State::Closing => true,
-            // After a failed write, no answer can be sent. `run` still completes the requests that wait.
+            // After a failed write, no answer can be sent, so the session is over. `run` still completes the requests
+            // that wait.
             State::Ended => {
                 self.stream.write_failed
                     || !self.pending.is_waiting() && self.final_error.is_none() && self.stream.is_flushed()
@@ -140,7 +144,7 @@ impl Session {
         self.pending.has_room(MAX_REQUESTS, || self.shared.store.is_up())
     }
 
-    /// Handles the next event. In most calls the socket is ready at once.
+    /// Reads and writes while the socket is ready. Then waits for the next event and handles it.
     async fn step(&mut self) {
         if !self.pending.is_waiting()
             && let Some((correlation, refusal)) = self.final_error.take()
@@ -193,7 +197,7 @@ impl Session {
         }
     }
 
-    /// Pings a silent peer, or closes its connection.
+    /// Pings the peer or closes the connection, if this is due.
     fn check_peer(&mut self) {
         let (is_listening, stream) = (self.is_listening(), &self.stream);
         let has_unread = || is_listening && stream.has_unread();
@@ -237,15 +241,15 @@ impl Session {
         }
     }
 
-    /// Stops reading and delivery. The session still answers the requests that wait.
+    /// Stops reading, and ends the subscription. The session still answers the requests that wait.
     pub(super) fn end(&mut self) {
         self.state = State::Ended;
         self.subscription = None;
     }
 }
 
-/// Waits for the next batch of the subscription. Returns `None` if no more batches come. Without a subscription, never
-/// resolves.
+/// Waits for the next batch of the subscription. Returns it with the correlation id of the subscription, or `None` if
+/// no more batches come. Without a subscription, never resolves.
 async fn next_batch(subscription: &mut Option<(u32, Subscription)>) -> Option<(u32, Delivered)> {
     let Some((correlation, subscription)) = subscription else { return std::future::pending().await };
     let delivery = subscription.next().await?;

@@ -1,4 +1,4 @@
-//! The parts of a sidecar that all connections share, and the limits of connections.
+//! The parts of a sidecar that all connections share, and the options of connections.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,25 +14,25 @@ use crate::delivery::Delivery;
 use crate::metrics::Metrics;
 use crate::ticker::read_barrier::ReadBarrier;
 
-/// After GoAway, connections are served for at least this time.
+/// The minimum time for which connections are still served after GoAway, the frame that announces a drain.
 pub const DRAIN_GRACE: Duration = Duration::from_millis(500);
 
-/// The maximum credit of a subscription.
+/// The maximum credit of a subscription. The credit limits the messages in the batches that a subscriber has not
+/// acknowledged.
 pub(super) const MAX_CREDIT: u32 = 1_048_576;
 
-/// The limits of connections.
+/// The limits and timeouts of connections.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// The maximum length of a frame.
+    /// The maximum length of a frame, in bytes.
     pub max_frame_length: u32,
     /// The maximum number of connections.
     pub max_connections: usize,
     /// The time within which a connection must send Hello.
     pub hello_timeout: Duration,
-    /// How long a peer may be silent before it is pinged. After twice this time its connection is closed.
+    /// How long a peer may be silent before it is pinged. After twice this time of silence, its connection is closed.
     pub ping_interval: Duration,
-    /// How many bytes may be queued for a connection before the session stops reading. At half of this number it stops
-    /// sending batches.
+    /// The number of queued bytes at which a session stops reading. At half of this number it stops sending batches.
     pub max_queued_bytes: usize,
 }
 
@@ -40,7 +40,7 @@ pub struct ServerOptions {
 #[expect(missing_docs, reason = "each is described by its type")]
 pub struct Shared {
     pub options: ServerOptions,
-    /// The permits for further connections: `options.max_connections` without an open connection.
+    /// One permit for each further connection that may be open.
     pub free_connections: Arc<Semaphore>,
     /// The token that clients must present. With `None`, clients need no token.
     pub token: Option<Token>,
@@ -59,8 +59,8 @@ pub struct Shared {
 pub enum Listener {
     /// A TCP address.
     Tcp(TcpListener),
-    /// A Unix socket. The fields are dropped in this order, so the file is removed before the listener closes. While
-    /// the listener is open, no other sidecar replaces the file, and no other file can get its inode.
+    /// A Unix socket and its file. Rust drops the fields in this order, so the file is removed before the listener
+    /// closes. While the listener is open, no other sidecar replaces the file, and no other file can get its inode.
     Unix(SocketFile, UnixListener),
 }
 

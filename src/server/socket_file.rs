@@ -19,13 +19,14 @@ pub struct SocketFile {
 }
 
 impl SocketFile {
-    /// Listens on a Unix socket at `path`. Replaces a socket file without a listener, which a killed sidecar leaves.
+    /// Listens on a Unix socket at `path`. Replaces a socket file on which no process listens: a killed sidecar does
+    /// not remove its file.
     ///
     /// # Errors
     ///
-    /// If another process listens at `path`, if `path` is not a socket, or if its folder cannot be written.
+    /// If another process listens at `path`, if the file at `path` is not a socket, or if its folder cannot be written.
     pub async fn listen(path: &Path) -> io::Result<(SocketFile, UnixListener)> {
-        // If two sidecars start at the same time, the second must not remove the socket of the first.
+        // Two sidecars may start at the same time. The lock keeps the second from removing the socket of the first.
         let _locked = lock_folder_of(path).await;
         if let Ok(found) = fs::symlink_metadata(path) {
             if !found.file_type().is_socket() {
@@ -65,7 +66,7 @@ impl Drop for SocketFile {
 }
 
 /// Locks the folder of a file until the returned value is dropped. Returns `None` if the folder cannot be locked within
-/// a second.
+/// a second; the caller then continues without the lock.
 async fn lock_folder_of(path: &Path) -> Option<File> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let folder = File::open(folder).ok()?;

@@ -2,8 +2,8 @@
 //! file changes.
 //!
 //! The files are read every second and compared by content, because `cp -p`, rsync and mounted volumes may keep the
-//! modification time. Tokio's blocking pool reads them, so that a hanging file system does not block users of the
-//! value.
+//! modification time. They are read in Tokio's blocking pool, so that a hanging file system does not block tasks that
+//! use the value.
 
 use std::fmt;
 use std::fs::File;
@@ -23,7 +23,8 @@ use tracing::{info, warn};
 /// How often the files are read.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long changed content must stay the same before it is used: another process may still be writing the file.
+/// How long changed content must stay the same before it is used, because another process may still be writing the
+/// file.
 const SETTLE_TIME: Duration = Duration::from_millis(50);
 
 /// How long reading may take before a warning is logged.
@@ -36,7 +37,7 @@ const MAX_LENGTH: u64 = 1024 * 1024;
 pub(super) struct WatchedFiles<T> {
     make: fn(&[FileContent]) -> io::Result<T>,
     current: RwLock<Arc<Made<T>>>,
-    /// The reason why the newest content cannot be used.
+    /// The reason why the newest content cannot be used; `None` if it can be used.
     error: Mutex<Option<String>>,
 }
 
@@ -54,7 +55,7 @@ pub(super) struct FileContent {
 }
 
 impl<T: Send + Sync + 'static> WatchedFiles<T> {
-    /// Reads the files and makes the value. An error names the file.
+    /// Reads the files and makes the value with `make`. An error names the file.
     pub(super) fn new(
         paths: &[PathBuf],
         make: fn(&[FileContent]) -> io::Result<T>,
@@ -69,8 +70,9 @@ impl<T: Send + Sync + 'static> WatchedFiles<T> {
         Arc::clone(&self.current.read())
     }
 
-    /// Checks the files after a pause. Logs each change of `what`, with the `remedy` if the new content cannot be used.
-    /// Returns whether the value is new.
+    /// Waits a second, then checks the files. Logs that the value is new, or once that the new content cannot be used.
+    /// `what` names the value in these lines, and `remedy` says how to repair the files. Returns whether the value is
+    /// new.
     pub(super) async fn next_check(&self, what: &str, remedy: &str) -> bool {
         sleep(INTERVAL).await;
         let checked = self.check().await;
@@ -151,7 +153,7 @@ impl FileContent {
         FileContent::of(path, File::open(path))
     }
 
-    /// Reads a file again. Refuses a pipe, so that it never waits for a writer.
+    /// Reads a file again. Refuses a path that is not a regular file, so that it never waits for the writer of a pipe.
     fn read_again(path: &Path) -> io::Result<FileContent> {
         let flags = OFlags::NONBLOCK.bits().cast_signed();
         let file = File::options().read(true).custom_flags(flags).open(path);
