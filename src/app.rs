@@ -180,7 +180,7 @@ fn open_memory(config: &Config, clock: &Clock, metrics: &Metrics) -> Result<Memo
             metrics.memory_lost.set(1);
             error!(
                 path,
-                "the sidecar before this one ended without a drain, and what it had in flight is lost: nobody is told of it; \
+                "the sidecar before this one ended without a drain, and its messages in flight are lost: no batch reports them; \
                  look at the sessions that were pushed to within the last ack timeout"
             );
         }

@@ -13,9 +13,6 @@ use ackwheel::core::Reason;
 use crate::support::process::{Run, program};
 use crate::support::sidecar::Sidecar;
 
-/// Flags that stand alone in code and are those of the examples.
-const FLAGS_OF_OTHERS: &[&str] = &["--quick", "--rounds"];
-
 /// The endings of files that a page names in code.
 const FILE_ENDINGS: &[&str] = &[".rs", ".md", ".toml", ".lua", ".txt", ".json", ".yml", ".yaml", "/"];
 
@@ -224,9 +221,7 @@ fn calls(piece: &Piece<'_>) -> Vec<Vec<String>> {
 fn verbs_and_flags_are_those_of_the_help() {
     let (mut checked, mut faults) = (0, Vec::new());
     let of_verbs = flags_of_verbs();
-    let all: BTreeSet<&str> =
-        of_verbs.values().flatten().map(String::as_str).chain(FLAGS_OF_OTHERS.iter().copied()).collect();
-    let mut of_others: BTreeSet<&str> = FLAGS_OF_OTHERS.iter().copied().collect();
+    let all: BTreeSet<&str> = of_verbs.values().flatten().map(String::as_str).collect();
     for page in pages() {
         for piece in page.pieces() {
             for call in calls(&piece) {
@@ -247,11 +242,9 @@ fn verbs_and_flags_are_those_of_the_help() {
                 checked += 1;
                 let unknown = flags_in(piece.text).filter(|flag| !all.contains(flag));
                 faults.extend(unknown.map(|flag| format!("{}: there is no {flag}", page.at(piece.line))));
-                of_others.retain(|other| !flags_in(piece.text).any(|flag| flag == *other));
             }
         }
     }
-    assert_eq!(of_others, BTreeSet::new(), "no page names these any more: take them from the list");
     assert_nothing_wrong(checked, 150, &faults);
 }
 

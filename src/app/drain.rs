@@ -108,7 +108,7 @@ async fn drain_ring(parts: &RingParts, ticker: &TickerHandle, clock: &Clock, dea
         ),
         Err(_) => error!(
             "a ring could not be drained in time: in Redis it stays, but in memory the messages in flight end \
-             with the process; keep it with --state, or leave --drain-timeout as long as it can be"
+             with the process; keep it with --state, or raise --drain-timeout"
         ),
     }
     // Only a ticker that returns `Kept` releases the lease itself.

@@ -107,7 +107,7 @@ pub(super) fn wrong(frame: &[u8], sent: Sent) -> Result<String, String> {
             let wrong = wrong.unwrap_or(&DelOutcome::Acked);
             format!("{request} was answered with {wrong}, not with acked{advice}")
         }
-        body => format!("{request} was answered with another {} than hoped for", body.frame_type().as_str()),
+        body => format!("{request} was answered with an unexpected {}", body.frame_type().as_str()),
     })
 }
 

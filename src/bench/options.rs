@@ -31,7 +31,7 @@ pub enum Order {
     #[default]
     InTurn,
     /// In random order, with up to eight more messages in flight per connection. In turn, if a frame has more than
-    /// eight messages
+    /// four messages
     Mixed,
 }
 
@@ -91,7 +91,7 @@ pub struct BenchOptions {
     #[arg(long, value_name = "TICKS", value_parser = clap::value_parser!(u16).range(1..))]
     #[serde(skip)]
     pub ack_timeout_ticks: Option<u16>,
-    /// Give every message a client: frames are longer by 8 bytes a message
+    /// Give every message a client id: frames are longer by 8 bytes a message
     #[arg(long)]
     #[serde(skip)]
     pub clients: bool,

@@ -113,7 +113,7 @@ fn draw(out: &mut impl Write, report: &Report) -> io::Result<()> {
     }
     row(out, "frames per second", &whole(rounded(report.frames_per_second)))?;
     if report.not_made > 0 {
-        row(out, "due, and never asked", &whole(report.not_made))?;
+        row(out, "due, but never sent", &whole(report.not_made))?;
     }
     writeln!(out, "\n{:<22} {:>10} {:>10} {:>10} {:>10}", "latency in us", "p50", "p99", "p99.9", "max")?;
     for (name, latency) in &report.latency_us {

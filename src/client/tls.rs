@@ -64,9 +64,7 @@ impl Tls {
 
 fn not_trusted(cause: &CertificateError) -> String {
     let cause = match cause {
-        CertificateError::UnknownIssuer | CertificateError::BadSignature => {
-            "none of those who are trusted vouches for it"
-        }
+        CertificateError::UnknownIssuer | CertificateError::BadSignature => "no trusted authority signed it",
         CertificateError::Expired | CertificateError::ExpiredContext { .. } => "it has run out: renew it there",
         CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
             "it is not valid yet: are the clocks right, here and there?"

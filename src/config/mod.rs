@@ -264,7 +264,7 @@ fn address(flag: &str, text: &str) -> Result<SocketAddr, ConfigError> {
             _ => format!("cannot be resolved ({error})"),
         };
         ConfigError(format!(
-            "{flag} {text:?} {why}: write HOST:PORT, as in 127.0.0.1:7415 (port 0 takes a free one)"
+            "{flag} {text:?} {why}: write HOST:PORT, as in 127.0.0.1:7415 (port 0 chooses a free port)"
         ))
     })?;
     only_address(flag, text, &addresses.collect())

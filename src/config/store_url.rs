@@ -19,7 +19,7 @@ pub(super) fn check_store_url(url: &str) -> Result<(), ConfigError> {
     let wrong = |why: String| ConfigError(format!("--store {:?} {why}: {FORMS}", without_password(url)));
     let topology = match url.split_once("://") {
         Some((_, place)) if !place.is_empty() => Topology::parse(url),
-        _ => Err(String::from("it names no place")),
+        _ => Err(String::from("it has no host or socket path")),
     };
     let topology = topology.map_err(|error| wrong(format!("is not a store ({error})")))?;
     // Refuse unknown parameters. The most likely mistake is `?db=1` where the path names the database, as in `/1`.

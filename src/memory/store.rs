@@ -103,7 +103,7 @@ impl Store for MemoryStore {
                 error!(
                     messages,
                     "the drain ended before all that was in flight was delivered, and no subscriber gets these messages: \
-                     keep the wheel with --state, or leave --drain-timeout as long as it can be, and have the logic nodes \
+                     keep the wheel with --state, or raise --drain-timeout, and have the logic nodes \
                      add again what they wait for"
                 );
             }

@@ -203,7 +203,7 @@ fn replicas(settings: &Settings, ack_timeout: Duration) -> Option<String> {
         return Some(String::from(
             "Redis takes writes also when no replica follows it (min-replicas-to-write 0): adds and acknowledgements \
              may be lost while another takes over; set min-replicas-to-write 1, so that they are refused or held until \
-             then, if there are two replicas: with one, nothing is written while that is away",
+             then, with at least two replicas: with one, Redis refuses writes while it is down",
         ));
     }
     let max_lag = Duration::from_secs(settings.get("min-replicas-max-lag")?.parse().ok()?);
@@ -240,7 +240,7 @@ const HINTS: &[(&str, &str)] = &[
     ),
     ("PEM", "correct the file that SSL_CERT_FILE names in the environment of this sidecar, or name another"),
     ("certificate expired", "renew the certificate of Redis"),
-    ("certificate not valid yet", "are the clocks right, here and where Redis has its certificate from?"),
+    ("certificate not valid yet", "check the clocks of this host and of the one that issued the certificate"),
     ("not valid for name", "reach it in --store by a name that its certificate has"),
     ("DB index", "correct the number of the database at the end of --store"),
     (

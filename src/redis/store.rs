@@ -165,7 +165,7 @@ impl Store for RedisStore {
             error!(
                 messages = held(&self.links),
                 "Redis was unreachable for too long: the acknowledgements that this sidecar holds end with its \
-                 process, and their messages will time out; look at the clients of the next storm with care"
+                 process, and their messages will time out although they were acknowledged"
             );
         }
         for (outbox, heartbeats) in &self.outboxes {

@@ -57,7 +57,7 @@ pub enum StateError {
         cause: io::Error,
     },
     /// Another process uses the state file.
-    #[error("another sidecar keeps its wheel in {path}: give each one a --state of its own")]
+    #[error("another sidecar keeps its wheel in {path}: give each sidecar its own --state")]
     InUse {
         /// The file.
         path: PathBuf,

@@ -137,7 +137,7 @@ pub(crate) async fn end_wait(link: &Link, session: &Session) {
     let names = [keys.held_acks.as_str()];
     match link.write_in(session, &SCRIPTS.record_acks_applied, &names, &keys.sidecar).await {
         Ok(_) => info!(ring = link.ring, "all acknowledgements that were held are applied"),
-        Err(refusal) => warn!(%refusal, "the leader was not told that all held acknowledgements are applied"),
+        Err(refusal) => warn!(%refusal, "could not record in Redis that all held acknowledgements are applied"),
     }
 }
 

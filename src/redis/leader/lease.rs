@@ -57,8 +57,8 @@ impl Lease for RedisLease {
         if link.unconfirmed_for(&session) >= Some(options.lease) {
             info!(
                 ring,
-                "no majority confirms the primary to this sidecar, so it gives the lease up: another sidecar may have \
-                 a majority"
+                "no majority of the Sentinels or primaries confirms this Redis, so this sidecar gives the lease up: \
+                 another sidecar may have a majority"
             );
             return self.give_up(("vacant", "1")).await;
         }
