@@ -380,7 +380,7 @@ fn every_wrong_answer_is_noticed() {
     let options = BenchOptions { op: Op::Ping, ..changed(&sidecar, pong) };
     let report = bench::run(&options, |_| {}).expect("a report");
     assert!(report.errors > 0, "{report:?}");
-    assert_names(&report.error_texts.join("\n"), &["a Ping was answered with another pong"]);
+    assert_names(&report.error_texts.join("\n"), &["a Ping was answered with an unexpected pong"]);
 }
 
 /// Where the messages of a timeout batch begin.

@@ -12,7 +12,7 @@ use crate::redis::connection::errors::{Fault, FaultKind};
 #[derive(Debug)]
 pub(super) struct Script {
     pub(super) name: &'static str,
-    source: &'static str,
+    source: String,
     hash: String,
 }
 
@@ -98,9 +98,18 @@ scripts! {
     backlogs,
 }
 
+fn without_comment(line: &str) -> &str {
+    if line.trim_start().starts_with("--") { "" } else { line }
+}
+
 impl Script {
-    fn new(name: &'static str, source: &'static str) -> Script {
-        Script { name, source, hash: redis::Script::new(source).get_hash().to_owned() }
+    /// Leaves out comment lines. Redis closes the connection of a client that has not authenticated and sends a longer
+    /// argument than 16 KiB: the client could not read why it was refused. Empty lines stay in their place, so that
+    /// errors of Redis name the right line.
+    fn new(name: &'static str, text: &str) -> Script {
+        let source: String = text.lines().flat_map(|line| [without_comment(line), "\n"]).collect();
+        let hash = redis::Script::new(&source).get_hash().to_owned();
+        Script { name, source, hash }
     }
 
     /// Returns an EVALSHA command with `keys`. The caller must append the arguments.
@@ -112,7 +121,7 @@ impl Script {
     /// cache was flushed.
     pub(super) fn in_full(&self, call: &Cmd) -> Cmd {
         let mut whole = redis::cmd("EVAL");
-        whole.arg(self.source);
+        whole.arg(&self.source);
         for argument in call.args_iter().skip(2) {
             if let Arg::Simple(bytes) = argument {
                 whole.arg(bytes);
@@ -123,7 +132,7 @@ impl Script {
 
     /// Returns the command that loads the script into Redis' cache.
     pub(super) fn load(&self) -> Cmd {
-        redis::cmd("SCRIPT").arg("LOAD").arg(self.source).take()
+        redis::cmd("SCRIPT").arg("LOAD").arg(&self.source).take()
     }
 }
 
@@ -185,5 +194,18 @@ impl Answer {
     pub(super) fn strange(&self, word: &str) -> Fault {
         let script = self.script.name;
         Fault::new(FaultKind::Other, format!("the reply of the script {script} is not understood: {word}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_script_is_short_enough_for_a_client_that_has_not_authenticated() {
+        for script in SCRIPTS.all() {
+            assert!(script.source.len() <= 16_384, "{} has {} bytes", script.name, script.source.len());
+            assert!(!script.source.contains("-- "), "{} has a comment", script.name);
+        }
     }
 }
