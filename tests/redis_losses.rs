@@ -105,7 +105,7 @@ fn an_outbox_whose_ring_is_lost_keeps_its_bound_and_is_published_to_also_by_a_cl
     const HOUR: i64 = 3_600;
     let redis = Redis::with_clock(Clock::Offset(0));
     let sidecar = Sidecar::on(&redis, "only", &["--tick", "200ms", "--outbox-max-ids", "100"]);
-    let waiting = || sidecar.metrics().count("outbox_batches{group=\"default\"}");
+    let waiting = || sidecar.group("default").map_or(0, |group| group.outbox_batches);
     let dropped = || sidecar.metrics().count("outbox_dropped_ids_total");
     sidecar.connect().ask(&frames::add(&(0..60).collect::<Vec<u64>>(), 1, 1)).added();
     wait_until("they are published", || waiting() == 1);
