@@ -80,8 +80,8 @@ impl Outbox for CombinedOutbox {
     }
 
     /// Takes batches from one ring after the other until they contain `window` messages. If a ring refuses, the call
-    /// still returns the batches of the other rings, because no later call returns them. Refuses only if no batch was
-    /// taken.
+    /// still returns the batches of the other rings. These batches are now taken, so no later `take` returns them.
+    /// Refuses only if no batch was taken.
     async fn take(&self, group: &GroupName, window: u64, now: Instant) -> Result<Vec<Delivery>, Refusal> {
         let first = self.turn.fetch_add(1, Ordering::Relaxed) % self.outboxes.len();
         let (mut taken, mut left, mut refused) = (Vec::new(), window, None);

@@ -114,8 +114,8 @@ impl Reports {
     }
 }
 
-/// Updates `since`, the time since which expiry is behind; `ticks` is by how many ticks. Returns whether expiry has
-/// been behind for at least [`BEHIND_FOR`].
+/// Returns whether expiry has been behind at every tick for at least [`BEHIND_FOR`]. `ticks` is the number of ticks by
+/// which it is behind now. `since` is the time at which it fell behind, and is updated.
 fn is_behind_for_long(since: &mut Option<Instant>, ticks: usize, now: Instant) -> bool {
     if ticks == 0 {
         *since = None;
