@@ -22,7 +22,7 @@ use super::store::RingParts;
 pub struct CombinedOutbox {
     /// The outbox of each ring. The outbox of ring i is at index i.
     outboxes: Vec<Arc<dyn Outbox>>,
-    /// The number of `take` calls so far. Modulo the number of rings, this is the ring at which the next call begins.
+    /// The number of `take` calls so far. It selects the ring at which the next call begins, so that rings take turns.
     turn: AtomicUsize,
 }
 

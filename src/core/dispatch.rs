@@ -225,9 +225,9 @@ impl Dispatch {
         self.remove(batch);
     }
 
-    /// Makes a batch that a member nacked wait for redelivery. Another member can get the batch at once, the same
-    /// member only after a delay. `delay` is the delay after the first nack of the batch. It doubles with every
-    /// further nack, up to `redeliver_after`. Returns false if the member does not hold the batch.
+    /// Records a nack: the batch waits for redelivery. Another member can get the batch at once, the same member only
+    /// after a delay. `delay` is the delay after the first nack of the batch. The delay doubles with every further
+    /// nack, up to `redeliver_after`. Returns false if the member does not hold the batch.
     pub(crate) fn nack(&mut self, from: MemberId, batch: BatchId, delay: Duration, now: Instant) -> bool {
         let held = self.batches.get_mut(&batch).filter(|pending| pending.holder == Some(from));
         let Some(pending) = held else { return false };

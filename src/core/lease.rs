@@ -48,8 +48,8 @@ const LOOKS_PER_LEASE: u32 = 6;
 /// The observations of a candidate: the lease of another sidecar, and the pointer. The monotonic clock of the
 /// candidate measures for how long each of them has not changed.
 ///
-/// A wall clock can be set. So it cannot show how long a lease is still valid, or how many ticks were missed. Only
-/// time counts in which the candidate observed the store and the store answered.
+/// A wall clock can be set. So it cannot show how long a lease is still valid, or how many ticks were missed. Time
+/// counts only while the candidate observes the store and the store answers.
 #[derive(Debug)]
 pub(crate) struct Candidate {
     lease: Duration,

@@ -101,7 +101,7 @@ reasons! {
     StoreUnreachable = 66, "store_away", RETRYABLE;
     /// The store did not answer.
     StoreTimeout = 67, "store_silent", RETRYABLE;
-    /// The store is unreachable, and as many acknowledgements as the limit allows already wait for it.
+    /// The store is unreachable, and the limit of acknowledgements that wait for it is reached.
     MaxHeldAcks = 68, "max_held_acks", RETRYABLE;
 }
 

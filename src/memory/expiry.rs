@@ -342,7 +342,7 @@ pub(super) mod tests {
             }
         };
         [true, true, true, true, false, false, true, true].into_iter().for_each(&mut pass);
-        assert_eq!(behind, [0, 0, 0, 0, 0, 1, 2, 0], "two ticks in a row had no time, and then there was enough");
+        assert_eq!(behind, [0, 0, 0, 0, 0, 1, 2, 0], "expiry missed two ticks, and then caught up");
     }
 
     /// Measures how long the two scans of a tick, for listing and for forgetting, take for each message.

@@ -48,8 +48,8 @@ const RESTORED_FOR: Duration = Duration::from_secs(3_600);
 pub(super) struct Stored {
     pub(super) batch: Arc<TimeoutBatch>,
     pub(super) expired_at: Instant,
-    /// When this process began to offer the batch. The retention time of the batch begins then, even if an earlier
-    /// process published it.
+    /// The beginning of the batch's retention time: when its tick expired, or when this process restored the batch from
+    /// a state file.
     pub(super) kept_since: Instant,
     /// The number of groups that have not settled the batch.
     pub(super) unsettled: usize,

@@ -88,7 +88,7 @@ pub enum StateError {
     },
 }
 
-/// The path of a state file, which may not exist yet, and its lock.
+/// The path of a state file, and the lock on it. The state file itself need not exist yet.
 #[derive(Debug)]
 pub(in crate::memory) struct StateFile {
     pub(super) path: PathBuf,

@@ -1,7 +1,7 @@
 //! The content of a state file: the ring and the outbox of a memory store.
 //!
-//! Messages and batches are serialized directly from the ring and the outbox. A copy would take as much memory again,
-//! which may not be available. Ephemeral groups are left out: they are deleted with their last subscriber, and no
+//! Messages and batches are serialized directly from the ring and the outbox. A copy would need as much memory again,
+//! which might be too much. Ephemeral groups are left out: they are deleted with their last subscriber, and no
 //! subscriber survives the process.
 
 use std::collections::BTreeMap;
