@@ -114,7 +114,7 @@ impl Reports {
 }
 
 /// Returns whether expiry has been behind at every tick for at least [`BEHIND_FOR`]. `ticks` is the number of ticks by
-/// which it is behind now. `since` is the time at which it fell behind, and is updated.
+/// which expiry is behind now. Updates `since`, the time at which expiry fell behind.
 fn is_behind_for_long(since: &mut Option<Instant>, ticks: usize, now: Instant) -> bool {
     if ticks == 0 {
         *since = None;

@@ -243,7 +243,8 @@ impl Attempt {
     }
 
     /// Abandons the attempt. Returns false if the file is already renamed, otherwise true. If a rename is in progress,
-    /// waits for its end for at most [`RENAME_TIMEOUT`], and then returns true.
+    /// waits for its end. If the rename takes longer than [`RENAME_TIMEOUT`], returns true, although the rename may
+    /// still succeed.
     pub(super) fn abandon(&self) -> bool {
         // Only a rename locks the stage for long. If the disk does not answer, this thread must not wait for the
         // rename.

@@ -7,8 +7,8 @@ use crate::core::Message;
 /// The maximum fill level of a segment, in percent of its cells.
 const MAX_LOAD_PERCENT: usize = 78;
 
-/// A small table, which is a part of a table. The table stores `free`, the number of entries that the segment can still
-/// take.
+/// A part of a table, and a small table of its own. The whole table stores `free`: the number of entries that the
+/// segment can still take.
 #[derive(Debug)]
 pub(super) struct Segment {
     pub(super) groups: Box<[Group]>,
