@@ -1,6 +1,5 @@
-//! The clock of the sidecar, and a timeout for waits. A *stall* is a time in which the process does not run, for
-//! example because it is short of CPU. A stall uses up only a part of the timeout. The sidecar reads the time only
-//! here.
+//! The clock of the sidecar, and a timeout of which a stall uses up only a part. A *stall* is a time in which the
+//! process does not run, for example because it is short of CPU. The sidecar reads the time only here.
 
 use std::pin::pin;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -41,7 +40,7 @@ impl Clock {
         Moment { now: monotonic(), unix_time }
     }
 
-    /// Returns the stall-aware time. It measures for how long a peer has sent nothing.
+    /// Returns the stall-aware time, for measuring how long a peer has sent nothing.
     pub fn stall_aware_now(&self) -> Instant {
         self.stall_aware.read().at(monotonic())
     }
@@ -63,8 +62,9 @@ pub fn monotonic() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 
-/// Awaits `awaited` for at most `timeout`, and returns `None` after that. The process reads no answers during a stall,
-/// so a stall uses up only a quarter of the timeout. A timeout below 20 ms is not divided, so a stall can use it up.
+/// Awaits `awaited` for at most `timeout`, and returns `None` after that. A stall uses up at most a quarter of the
+/// timeout, because the process cannot read answers during a stall. A timeout below 20 ms is not divided, so a stall
+/// can use it up.
 pub(crate) async fn stall_aware_timeout<T>(timeout: Duration, awaited: impl Future<Output = T>) -> Option<T> {
     let mut awaited = pin!(awaited);
     let parts = if timeout < SHORTEST_PART * TIMEOUT_PARTS { 1 } else { TIMEOUT_PARTS };

@@ -55,7 +55,7 @@ pub struct TickCounts {
     /// Whether the tick is a *storm*: its timeouts reach both limits of the [`StormRule`]. The cause of a storm is
     /// more likely a fault on the server side than many offline clients.
     pub storm: bool,
-    /// Whether the messages are delivered before their deadline, because the sidecar is draining.
+    /// Whether the messages were delivered before their deadline, because the sidecar drained.
     pub drained: bool,
 }
 
@@ -128,7 +128,7 @@ mod tests {
         assert!(!rule.count(1_001, 1_000, false).storm, "below the share");
         assert!(!rule.count(0, 999, false).storm, "below the number");
         assert!(!rule.count(0, 5_000, true).storm, "a drain is no storm");
-        assert!(!StormRule { min: 0, share: 0.5 }.count(0, 0, false).storm, "an empty tick is none either");
+        assert!(!StormRule { min: 0, share: 0.5 }.count(0, 0, false).storm, "an empty tick is no storm either");
         assert_eq!(rule.count(30, 12, false).added, 42);
     }
 

@@ -22,7 +22,7 @@ use super::store::RingParts;
 pub struct CombinedOutbox {
     /// The outbox of each ring. The outbox of ring i is at index i.
     outboxes: Vec<Arc<dyn Outbox>>,
-    /// The number of `take` calls so far. Modulo the number of rings, this is the ring at which the next call begins.
+    /// The number of `take` calls so far. It selects the ring at which the next call begins, so that rings take turns.
     turn: AtomicUsize,
 }
 
@@ -80,8 +80,8 @@ impl Outbox for CombinedOutbox {
     }
 
     /// Takes batches from one ring after the other until they contain `window` messages. If a ring refuses, the call
-    /// still returns the batches of the other rings, because no later call returns them. Refuses only if no batch was
-    /// taken.
+    /// still returns the batches of the other rings. These batches are now taken, so no later `take` returns them.
+    /// Refuses only if no batch was taken.
     async fn take(&self, group: &GroupName, window: u64, now: Instant) -> Result<Vec<Delivery>, Refusal> {
         let first = self.turn.fetch_add(1, Ordering::Relaxed) % self.outboxes.len();
         let (mut taken, mut left, mut refused) = (Vec::new(), window, None);

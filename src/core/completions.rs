@@ -97,6 +97,6 @@ mod tests {
         let ids: Vec<u64> = taken.requests.iter().map(|request| request.id).collect();
         assert_eq!((ids, taken.outcomes()), (vec![1, 2, 3], &[Outcome::Acked; 3][..]));
         taken.clear(0);
-        assert!(completions.poll(&mut context, &mut taken).is_pending(), "it was all of it");
+        assert!(completions.poll(&mut context, &mut taken).is_pending(), "the first poll took all requests");
     }
 }

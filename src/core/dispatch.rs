@@ -85,7 +85,7 @@ struct PendingBatch {
     /// Members that nacked the batch or let it become overdue, each with the time until which the member is excluded.
     excluded: BTreeMap<MemberId, Instant>,
     /// When a held batch becomes overdue, or when the next exclusion from a waiting batch ends. A waiting batch
-    /// without exclusions gets a timer of `redeliver_after`, which has no effect.
+    /// without exclusions gets a timer of `redeliver_after` too, but the expiry of this timer has no effect.
     timer: Instant,
     lent: bool,
 }
@@ -225,9 +225,9 @@ impl Dispatch {
         self.remove(batch);
     }
 
-    /// Makes a batch that a member nacked wait for redelivery. Another member can get the batch at once, the same
-    /// member only after a delay. `delay` is the delay after the first nack of the batch. It doubles with every
-    /// further nack, up to `redeliver_after`. Returns false if the member does not hold the batch.
+    /// Records a nack: the batch waits for redelivery. Another member can get the batch at once, the same member only
+    /// after a delay. `delay` is the delay after the first nack of the batch. The delay doubles with every further
+    /// nack, up to `redeliver_after`. Returns false if the member does not hold the batch.
     pub(crate) fn nack(&mut self, from: MemberId, batch: BatchId, delay: Duration, now: Instant) -> bool {
         let held = self.batches.get_mut(&batch).filter(|pending| pending.holder == Some(from));
         let Some(pending) = held else { return false };
@@ -364,7 +364,7 @@ mod tests {
         }
         assert_eq!(dispatch.window(), 0);
         dispatch.forget(batch(0));
-        assert_eq!(dispatch.window(), 1, "9 of 10 are out with A");
+        assert_eq!(dispatch.window(), 1, "A holds 9 messages of its credit of 10");
         assert_eq!(dispatch.next_member(), Some(A));
     }
 
@@ -378,7 +378,7 @@ mod tests {
         assert_eq!(
             (dispatch.window(), next_redelivery(&mut dispatch, &[])),
             (0, None),
-            "it would have two unread copies"
+            "A would have two unread copies of the batch"
         );
         dispatch.join(B, 5);
         assert_eq!((dispatch.window(), next_redelivery(&mut dispatch, &[])), (5, Some((batch(0), B))));
@@ -440,7 +440,7 @@ mod tests {
         dispatch.forget(batch(1));
         let overdue = now + REDELIVER;
         dispatch.handle_timers(overdue);
-        assert_eq!(next_redelivery(&mut dispatch, &[]), Some((batch(0), B)), "it was the turn of A");
+        assert_eq!(next_redelivery(&mut dispatch, &[]), Some((batch(0), B)), "A is excluded in its turn");
         // A second later A is no longer excluded, and gets the batch, because no other member has room.
         dispatch.deliver(batch(2), 5, B, overdue);
         assert_eq!(next_redelivery(&mut dispatch, &[]), None);
@@ -472,7 +472,7 @@ mod tests {
         let several = dispatch.next_redeliveries(&[], 100);
         assert_eq!(several, [(0, c), (1, B), (2, c), (3, B), (4, B)].map(|(seq, member)| (batch(seq), member)));
         assert_eq!(several, one_by_one);
-        assert_eq!(dispatch.window(), 16, "none of them is delivered yet");
+        assert_eq!(dispatch.window(), 16, "choosing a batch does not deliver it");
         assert_eq!(dispatch.next_redeliveries(&[], 2).len(), 2, "no more than are asked for");
     }
 
@@ -481,12 +481,12 @@ mod tests {
         let (mut dispatch, now) = group_of(&[(A, 100), (B, 100)]);
         let delay = Duration::from_secs(1);
         dispatch.deliver(batch(0), 5, A, now);
-        assert!(!dispatch.nack(B, batch(0), delay, now), "B does not hold it");
+        assert!(!dispatch.nack(B, batch(0), delay, now), "B does not hold the batch");
         assert!(dispatch.nack(A, batch(0), delay, now));
         assert_eq!(next_redelivery(&mut dispatch, &[]), Some((batch(0), B)));
         dispatch.deliver(batch(0), 5, B, now);
         assert!(dispatch.nack(B, batch(0), delay, now));
-        assert_eq!(next_redelivery(&mut dispatch, &[]), None, "both are excluded");
+        assert_eq!(next_redelivery(&mut dispatch, &[]), None, "A and B are excluded");
         assert_eq!(dispatch.next_timer(), Some(now + delay));
         dispatch.handle_timers(now + delay);
         assert_eq!(next_redelivery(&mut dispatch, &[]), Some((batch(0), A)));
@@ -506,7 +506,7 @@ mod tests {
         dispatch.deliver(batch(0), 5, B, now);
         assert!(dispatch.nack(B, batch(0), long, now));
         dispatch.handle_timers(now + short);
-        assert_eq!(next_redelivery(&mut dispatch, &[]), Some((batch(0), A)), "it does not wait for B");
+        assert_eq!(next_redelivery(&mut dispatch, &[]), Some((batch(0), A)), "the batch does not wait for B");
         assert_eq!(dispatch.leave(B, now + short), []);
         assert_eq!(dispatch.batches[&batch(0)].excluded, BTreeMap::new());
         assert_eq!(next_redelivery(&mut dispatch, &[]), Some((batch(0), A)));
@@ -546,19 +546,19 @@ mod tests {
     fn an_overdue_batch_is_lent_for_a_moment_and_then_redelivered() {
         let (mut dispatch, now) = shared_group_of(&[(A, 5)]);
         dispatch.deliver(batch(0), 5, A, now);
-        assert_eq!(dispatch.lend(), [], "it is held");
+        assert_eq!(dispatch.lend(), [], "A holds the batch");
         let overdue = now + REDELIVER;
         dispatch.handle_timers(overdue);
-        assert_eq!(next_redelivery(&mut dispatch, &[]), None, "A let it become overdue");
-        assert_eq!(dispatch.window(), 5, "A does not hold it any more");
+        assert_eq!(next_redelivery(&mut dispatch, &[]), None, "A let the batch become overdue");
+        assert_eq!(dispatch.window(), 5, "A does not hold the batch any more");
         assert_eq!(dispatch.lend(), [batch(0)]);
-        assert_eq!(dispatch.lend(), [], "once");
+        assert_eq!(dispatch.lend(), [], "a lent batch is not lent twice");
         assert_eq!(dispatch.next_timer(), Some(overdue + OVERDUE_EXCLUSION));
         dispatch.handle_timers(overdue + OVERDUE_EXCLUSION);
-        assert_eq!(next_redelivery(&mut dispatch, &[]), Some((batch(0), A)), "no other sidecar took it");
+        assert_eq!(next_redelivery(&mut dispatch, &[]), Some((batch(0), A)), "no other sidecar took the batch");
         dispatch.deliver(batch(0), 5, A, overdue + OVERDUE_EXCLUSION);
         dispatch.handle_timers(overdue + OVERDUE_EXCLUSION + REDELIVER);
-        assert_eq!(dispatch.lend(), [batch(0)], "and again");
+        assert_eq!(dispatch.lend(), [batch(0)], "the batch is lent again");
         dispatch.forget(batch(0));
         assert_eq!((dispatch.lent, dispatch.next_timer()), (0, None));
     }
@@ -568,14 +568,14 @@ mod tests {
         let (mut dispatch, now) = shared_group_of(&[(A, 5), (B, 5)]);
         dispatch.deliver(batch(0), 5, A, now);
         dispatch.handle_timers(now + REDELIVER);
-        assert_eq!(dispatch.lend(), [], "B can have it");
+        assert_eq!(dispatch.lend(), [], "B can get the batch");
         assert_eq!(next_redelivery(&mut dispatch, &[]), Some((batch(0), B)));
         // B gets another batch first, so it has no room.
         dispatch.deliver(batch(1), 5, B, now + REDELIVER);
         assert_eq!(next_redelivery(&mut dispatch, &[]), None);
         assert_eq!(dispatch.lend(), [batch(0)]);
         dispatch.forget(batch(1));
-        assert_eq!(next_redelivery(&mut dispatch, &[]), Some((batch(0), B)), "what is lent is taken back for B");
+        assert_eq!(next_redelivery(&mut dispatch, &[]), Some((batch(0), B)), "B gets the lent batch");
     }
 
     #[test]
@@ -623,7 +623,7 @@ mod tests {
             dispatch.deliver(batch, 5, A, now);
         }
         dispatch.handle_timers(now + REDELIVER);
-        assert_eq!(dispatch.next_redeliveries(&[], 9), [(batch(0), A)], "those of one ring");
+        assert_eq!(dispatch.next_redeliveries(&[], 9), [(batch(0), A)], "only batches of one ring");
         assert_eq!(next_redelivery(&mut dispatch, &[0]), Some((elsewhere, A)));
         assert_eq!(next_redelivery(&mut dispatch, &[0, 1]), None);
         assert_eq!(next_redelivery(&mut dispatch, &[]), Some((batch(0), A)));

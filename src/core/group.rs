@@ -25,8 +25,8 @@ pub struct GroupName(Arc<str>);
 pub struct GroupNameError(String);
 
 impl GroupName {
-    /// The name of the group that always exists. Because this group exists, no batch is lost that is published
-    /// before the first subscriber connects.
+    /// The name of the group that always exists. For this group the outbox keeps batches even before the first
+    /// subscriber connects.
     pub const DEFAULT: &str = "default";
 
     /// Returns the name of the default group.

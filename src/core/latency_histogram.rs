@@ -22,8 +22,8 @@ const STAMP_MICROS: u64 = 100;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stamp(pub u32);
 
-/// The largest difference of two stamps that counts as a duration. A larger difference is the wrapped result of stamps
-/// in reverse order, up to 60 s apart.
+/// The largest difference of two stamps that counts as a duration. A larger difference means that the stamps are in
+/// reverse order, up to 60 s apart, so that the subtraction wrapped around.
 const LONGEST: u32 = u32::MAX - 600_000;
 
 // A message is stamped when it is added, and is removed at most two revolutions later. A revolution takes at most
@@ -119,7 +119,7 @@ mod tests {
         histogram.record(Duration::from_micros(1_001), 1);
         histogram.record(Duration::from_secs(31), 1);
         assert_eq!((histogram.counts[3], histogram.counts[4], histogram.counts[LATENCY_BOUNDS.len()]), (2, 1, 1));
-        assert_eq!(LATENCY_BOUNDS[3], 10, "a millisecond");
+        assert_eq!(LATENCY_BOUNDS[3], 10, "bucket 3 ends at a millisecond");
         assert_eq!(histogram.sum_micros, 31_003_001);
     }
 
@@ -137,6 +137,6 @@ mod tests {
         let before = Stamp(u32::MAX - 4);
         let mut histogram = LatencyHistogram::default();
         histogram.record_between(before, Stamp(5));
-        assert_eq!((histogram.sum_micros, histogram.counts[3]), (1_000, 1), "a millisecond");
+        assert_eq!((histogram.sum_micros, histogram.counts[3]), (1_000, 1), "ten units are a millisecond");
     }
 }

@@ -48,8 +48,8 @@ const LOOKS_PER_LEASE: u32 = 6;
 /// The observations of a candidate: the lease of another sidecar, and the pointer. The monotonic clock of the
 /// candidate measures for how long each of them has not changed.
 ///
-/// A wall clock can be set. So it cannot show how long a lease is still valid, or how many ticks were missed. Only
-/// time counts in which the candidate observed the store and the store answered.
+/// A wall clock can be set. So it cannot show how long a lease is still valid, or how many ticks were missed. Time
+/// counts only while the candidate observes the store and the store answers.
 #[derive(Debug)]
 pub(crate) struct Candidate {
     lease: Duration,
@@ -131,8 +131,8 @@ impl Candidate {
         Observed::record(&mut self.holder, holder, now, self.lease);
         Observed::record(&mut self.pointer, position, now, self.lease);
         if let Some(seen) = &mut self.pointer {
-            // The observed time must not begin before the due time, because deadlines count from the due time. The due
-            // time can be in the future, for example because the clock of the store was set back.
+            // The time before the due time must not count as observed, because deadlines count from the due time. The
+            // due time can be in the future, for example because the clock of the store was set back.
             let ms = Duration::from_millis(since_due_ms.unsigned_abs());
             let (since, until) = if since_due_ms < 0 { (Duration::ZERO, ms) } else { (ms, Duration::ZERO) };
             seen.watched = seen.watched.min(since);
@@ -230,10 +230,10 @@ mod tests {
             candidate.observed_pointer(ms(at + 100)).map(|(seen, watched)| (seen.due_ms, watched.as_millis()))
         };
         assert_eq!([look(1_000, 700, 0), look(1_000, 1_700, 1_000)], [Some((1_000, 100)), Some((1_000, 1_100))]);
-        assert_eq!(look(3_000, 0, 1_500), Some((3_000, 100)), "an election has delayed it");
-        assert_eq!(look(3_000, -60, 1_900), Some((3_000, 40)), "it is due in 60 ms");
-        assert_eq!(look(3_000, -600, 2_000), Some((3_000, 0)), "it is not yet due");
-        assert_eq!(look(3_000, 200, 2_500), Some((3_000, 100)), "it was to be due at 2,600 ms");
+        assert_eq!(look(3_000, 0, 1_500), Some((3_000, 100)), "an election has delayed the pointer");
+        assert_eq!(look(3_000, -60, 1_900), Some((3_000, 40)), "the pointer is due in 60 ms");
+        assert_eq!(look(3_000, -600, 2_000), Some((3_000, 0)), "the pointer is not yet due");
+        assert_eq!(look(3_000, 200, 2_500), Some((3_000, 100)), "the pointer was expected at 2,600 ms");
         assert_eq!(look(3_000, 90_000, 2_600), Some((3_000, 200)), "the clock of the store was set forwards");
     }
 
@@ -255,7 +255,7 @@ mod tests {
         let (mut candidate, start) = (Candidate::new(LEASE), Instant::now());
         watch(&mut candidate, start, LEASE / 3);
         let woken = start + Duration::from_secs(600);
-        assert_eq!(candidate.observed_pointer(woken), Some((at(8), LEASE * 5 / 6)), "a third, and half at most");
+        assert_eq!(candidate.observed_pointer(woken), Some((at(8), LEASE * 5 / 6)), "a third, and a half at most");
         assert!(candidate.is_current(start + LEASE / 3 + LEASE / 2) && !candidate.is_current(woken));
         candidate.observe(holder(2), LEASE, at(8), LONG_AGO, woken);
         assert_eq!(candidate.stalled_holder(woken), None);

@@ -21,8 +21,8 @@ pub struct Client(pub u64);
 
 /// A message to one client: the pair of a message id and the id of the client to which the message was pushed.
 ///
-/// If one `msg_id` is pushed to 500 members of a chat, that is 500 messages. Three devices of one user are 3
-/// messages.
+/// If one `msg_id` is pushed to 500 members of a chat, that is 500 messages. If it is pushed to three devices of one
+/// user, that is 3 messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "sidecar", derive(serde::Serialize, serde::Deserialize))]
 pub struct Message {

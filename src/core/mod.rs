@@ -1,9 +1,8 @@
 //! The core without I/O: the types of ticks, messages, batches and groups, and the traits that every store implements.
 //!
-//! The core does no I/O, starts no task and reads no clock. Callers pass the time as `now` and carry out the effects
-//! that functions return. The stores (`memory`, `redis`) implement the traits. Server, delivery and ticker call a
+//! The core does no I/O, starts no task and reads no clock. Callers pass the time as `now`, and do the I/O for which
+//! the returned values ask. The stores (`memory`, `redis`) implement the traits. Server, delivery and ticker call a
 //! store only through these traits.
-//! store only through the contracts.
 //!
 //! Other modules write `core::Tick`, without the name of the file.
 

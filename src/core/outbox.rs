@@ -128,13 +128,13 @@ pub trait Outbox: Send + Sync {
         false
     }
 
-    /// Takes the next batches of a group until they contain `window` messages or more. The call may return fewer
-    /// batches. Only an empty answer shows that no batch is available.
+    /// Takes the next batches of a group until they contain `window` messages or more. The call may stop earlier, so
+    /// only an empty answer shows that no batch is available.
     async fn take(&self, group: &GroupName, window: u64, now: Instant) -> Result<Vec<Delivery>, Refusal>;
 
-    /// Takes batches again that this sidecar took or lent before. All of them must belong to one ring, and at most
-    /// [`MAX_RETAKEN`] are allowed. Returns them in the order of `batches`. Leaves out batches that are settled,
-    /// dropped, or taken by another sidecar.
+    /// Takes batches again that this sidecar took before, even if it lent them to other sidecars since. All of them
+    /// must belong to one ring, and at most [`MAX_RETAKEN`] are allowed. Returns them in the order of `batches`.
+    /// Leaves out batches that are settled, dropped, or taken by another sidecar.
     async fn retake(&self, group: &GroupName, batches: &[BatchId], now: Instant)
     -> Result<Vec<Delivery>, Refusal>;
 
@@ -144,9 +144,9 @@ pub trait Outbox: Send + Sync {
     /// Makes taken batches available again, for all sidecars.
     async fn release(&self, group: &GroupName, batches: &[BatchId]) -> Result<(), Refusal>;
 
-    /// Makes taken batches available to other sidecars. On this sidecar [`Outbox::take`] skips these batches, and
-    /// [`Outbox::retake`] can take them. They stay lent until they are taken again, settled or released. By default
-    /// this call releases them, which is enough if the outbox is not shared.
+    /// Lends taken batches: makes them available to other sidecars. On this sidecar [`Outbox::take`] skips these
+    /// batches, and [`Outbox::retake`] can take them. They stay lent until a sidecar takes them, or until they are
+    /// settled or released. By default this call releases them, which is enough if the outbox is not shared.
     async fn lend(&self, group: &GroupName, batches: &[BatchId]) -> Result<(), Refusal> {
         self.release(group, batches).await
     }

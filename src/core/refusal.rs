@@ -101,7 +101,7 @@ reasons! {
     StoreUnreachable = 66, "store_away", RETRYABLE;
     /// The store did not answer.
     StoreTimeout = 67, "store_silent", RETRYABLE;
-    /// The store is unreachable, and as many acknowledgements as the limit allows already wait for it.
+    /// The store is unreachable, and the limit of acknowledgements that wait for it is reached.
     MaxHeldAcks = 68, "max_held_acks", RETRYABLE;
 }
 
@@ -164,9 +164,9 @@ pub(crate) fn all_answers<T>(answers: Vec<Result<T, Refusal>>) -> Result<Vec<T>,
 /// `asked` is the number of parts that were called, and `parts` is their name in the text.
 ///
 /// If all parts refused, returns one of their refusals: the first with an unknown outcome, or otherwise the first. If
-/// only some parts refused, the request was applied in part, so the outcome is unknown. A refusal about the group is
-/// the exception, and is returned as it is. Repeating the request would not help in this case, and the caller must
-/// undo the applied parts.
+/// only some parts refused, the request was applied in part, so the result is a refusal with an unknown outcome. The
+/// exception is a refusal about the group, which is returned as it is. In this case repeating the request would not
+/// help, and the caller must undo the applied parts.
 #[cfg(feature = "sidecar")]
 pub(crate) fn merge_refusals(asked: usize, parts: &str, mut refusals: Vec<Refusal>) -> Option<Refusal> {
     let first = refusals.first()?;
@@ -179,8 +179,7 @@ pub(crate) fn merge_refusals(asked: usize, parts: &str, mut refusals: Vec<Refusa
         return Some(refusal.clone());
     }
     let text = format!(
-        "{} of {asked} {parts} applied their part, and the others did not; one of them says: {first}; repeat it, which \
-         is safe",
+        "only {} of {asked} {parts} applied the request; repeat it, which is safe; one refusal says: {first}",
         asked - refusals.len()
     );
     Some(Refusal::new(Reason::StoreTimeout, text))

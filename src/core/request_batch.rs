@@ -135,7 +135,7 @@ pub struct RequestBatch {
     outcomes: Vec<Outcome>,
     /// The number of messages with each outcome.
     totals: [u64; OUTCOMES],
-    /// The times from add to Ack of acknowledged messages, including Acks that arrived after the timeout.
+    /// The time from the add to the Ack of each acknowledged message. Acks that arrived after the timeout count too.
     pub ack_latency: LatencyHistogram,
 }
 

@@ -13,7 +13,6 @@
 //!    tick.
 //! 5. For each tick, `added = acked + timed_out`. A withdrawn message counts in none of the three. A re-armed message
 //!    counts only in the tick of its new deadline.
-//!    counts only in the tick of its new deadline.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -67,7 +66,7 @@ pub enum Advance {
 /// The result of a call of [`Ring::publish_expired`]. A call does a bounded amount of work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PublishStep {
-    /// The expired tick whose final counts this step reports, with these counts.
+    /// The expired tick that this step reports, and its final counts.
     pub counted: Option<(Tick, TickCounts)>,
     /// The batch that this step put into the outbox.
     pub published: Option<Published>,
@@ -87,7 +86,7 @@ pub struct PublishStep {
 pub struct Published {
     /// The number of messages in the batch.
     pub messages: u64,
-    /// The time between the due time of the expiry and the publication. `None` if a drain published the batch early.
+    /// How long after the due time of the expiry the batch was published. `None` if a drain published it early.
     pub lateness: Option<Duration>,
 }
 
@@ -120,10 +119,10 @@ pub struct RingStatus {
     /// The time since the next move of the pointer was due; 0 if it is not due yet.
     #[serde(default)]
     pub pointer_lag_seconds: f64,
-    /// The reason why this sidecar may not move the pointer although its store answers; absent if it may.
+    /// The reason why this sidecar must not move the pointer although its store answers; absent without such a reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits: Option<String>,
-    /// Messages in flight, including those of the closing tick. This is the tick at which the pointer stands.
+    /// Messages in flight, including those of the closing tick, which is the tick at which the pointer stands.
     pub in_flight: u64,
     /// Messages in flight in each slot, without those of the closing tick.
     pub slots: Vec<u64>,
@@ -150,7 +149,7 @@ pub struct TickReport {
     pub storm: bool,
 }
 
-/// The time at which the requests of a submitted batch complete.
+/// The answer to [`Ring::submit`]: whether the requests complete during the call or later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Submitted {

@@ -25,8 +25,8 @@ use super::tick::Wheel;
 /// The largest number of rings of a store.
 pub const MAX_RINGS: u16 = 64;
 
-/// The highest byte of the request id of a part of a split request. Connections use ids below 2^63, whose highest byte
-/// is lower.
+/// The mark of a part of a split request: the highest byte of the part's request id. Connections use ids below 2^63,
+/// whose highest byte is lower.
 const PART: u8 = 0x80;
 
 /// The maximum capacity, in messages, with which a batch of [`PARTS`] is kept for reuse. Larger buffers are freed.
@@ -42,7 +42,7 @@ thread_local! {
 pub struct Rings(Arc<[Arc<dyn Ring>]>);
 
 impl Rings {
-    /// Returns the rings of a store. There must be at least one.
+    /// Collects the rings of a store. `rings` must not be empty.
     pub fn new(rings: &[RingParts]) -> Rings {
         Rings(rings.iter().map(|parts| Arc::clone(&parts.ring)).collect())
     }
@@ -73,7 +73,7 @@ pub struct Requester {
     rings: Rings,
     connection: ConnectionId,
     completions: Arc<Completions>,
-    /// The pending requests whose messages belong to several rings, by the number in the ids of their parts.
+    /// The pending requests whose messages belong to several rings. The key is the number in the ids of their parts.
     split: HashMap<u32, SplitRequest>,
     next_number: u32,
 }

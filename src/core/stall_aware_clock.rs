@@ -12,7 +12,7 @@ pub const CLOCK_BEAT: Duration = Duration::from_millis(50);
 /// The maximum time between two beats. A longer gap is a stall.
 pub const SHORTEST_STALL: Duration = Duration::from_millis(150);
 
-/// How long after a stall bytes may still arrive that peers sent during the stall.
+/// For this long after a stall, bytes that peers sent during the stall may still arrive.
 pub const WAKING_TIME: Duration = Duration::from_secs(1);
 
 const _: () = assert!(SHORTEST_STALL.as_millis() >= 2 * CLOCK_BEAT.as_millis(), "a single late beat is no stall");
@@ -44,7 +44,8 @@ impl StallAwareClock {
         stalled
     }
 
-    /// Returns whether a stall has ended within the last [`WAKING_TIME`], or is not followed by a beat yet.
+    /// Returns whether a stall ended within the last [`WAKING_TIME`]. This includes a stall that no beat has detected
+    /// yet.
     pub fn is_waking(&self, now: Instant) -> bool {
         let since = |woken| now.saturating_duration_since(woken) < WAKING_TIME;
         self.woken.is_some_and(since) || !self.stalled_since_beat(now).is_zero()
@@ -72,7 +73,7 @@ mod tests {
         assert_eq!(clock.beat(start + CLOCK_BEAT), Duration::ZERO);
         let woken = start + CLOCK_BEAT + Duration::from_secs(60);
         assert_eq!(clock.at(woken), start + CLOCK_BEAT * 2);
-        assert!(!clock.is_waking(start + CLOCK_BEAT * 2) && clock.is_waking(woken), "before it is detected too");
+        assert!(!clock.is_waking(start + CLOCK_BEAT * 2) && clock.is_waking(woken), "before a beat detects it");
         assert_eq!(clock.beat(woken), Duration::from_secs(60).saturating_sub(CLOCK_BEAT));
         assert_eq!(clock.at(woken + CLOCK_BEAT), start + CLOCK_BEAT * 3);
         assert!(clock.is_waking(woken + CLOCK_BEAT));

@@ -17,8 +17,8 @@
 //!                 |<--------- more than k ticks --------->|
 //! ```
 //!
-//! When the pointer reaches `t + k`, that tick is *closing*. Messages of the next revolution may already use its slot,
-//! but its own messages can still be acknowledged. When the pointer moves on, the tick *expires*, and its messages
+//! When the pointer reaches `t + k`, that tick is *closing*: its messages can still be acknowledged. Messages of the
+//! next revolution may already use the same slot. When the pointer moves on, the tick *expires*, and its messages
 //! that are still in flight time out. The add happens somewhere inside tick `t`. So the message times out more than
 //! `k` and at most `k + 1` tick lengths after the add.
 //!
@@ -137,8 +137,8 @@ impl Wheel {
         due.plus(u64::from(ack_timeout_ticks))
     }
 
-    /// Returns whether a DelMsg is still answered `late` for a message with this deadline while the pointer stands at
-    /// `pointer`. This answer lasts for one revolution after the tick of the deadline has expired.
+    /// Returns whether a DelMsg is still answered `late` for a message that timed out at this deadline. `pointer` is
+    /// the tick at which the pointer stands. The answer is `late` for one revolution after the deadline has expired.
     pub fn is_late_known(self, deadline: Tick, pointer: Tick) -> bool {
         pointer.since(deadline.plus(1)) < u64::from(self.slots)
     }

@@ -5,8 +5,8 @@
 //!
 //! - If the move is late by less than a tick, the pointer moves at once. The next move keeps its own due time.
 //! - If the move is late by a tick or more, the process or the machine was stalled. Acknowledgements that arrived
-//!   during the stall wait unread in the sockets. Therefore the pointer does not make up the missed ticks, which
-//!   shifts all deadlines by the whole missed ticks. The next move is due one tick after the end of the stall.
+//!   during the stall wait unread in the sockets. Therefore the pointer does not make up the missed ticks. This shifts
+//!   all deadlines by the number of whole missed ticks. The next move is due one tick after the end of the stall.
 
 use std::time::{Duration, Instant};
 
@@ -134,7 +134,7 @@ mod tests {
         assert_eq!(
             [schedule.record_move(), schedule.record_move()],
             [3, 0],
-            "returned with the next move, and once"
+            "only the next move returns the shift"
         );
     }
 }

@@ -111,8 +111,8 @@ impl BatchByShard {
         for item in &self.arrived {
             self.ends[item.hash.shard(self.shard_bits)] += 1;
         }
-        // Each element of `ends` is first the index at which its shard begins. It grows to the index at which the
-        // shard ends while the messages are copied.
+        // Each element of `ends` is first the index at which its shard begins. While the messages are copied, it grows
+        // to the index at which the shard ends.
         let mut begin = 0;
         for end in &mut self.ends[..1 << self.shard_bits] {
             begin += std::mem::replace(end, begin);

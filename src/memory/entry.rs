@@ -11,7 +11,7 @@ pub(super) struct ShortTick(pub(super) u16);
 
 // Sixteen bits must cover a revolution before the pointer and a revolution after it. They must also cover the tick up
 // to which a drain expires all ticks, which is later than every deadline.
-const _: () = assert!(3 * (MAX_SLOTS as u32 + 8) < i16::MAX as u32, "sixteen bits must tell all ticks alive");
+const _: () = assert!(3 * (MAX_SLOTS as u32 + 8) < i16::MAX as u32, "sixteen bits must suffice for all ticks");
 
 impl ShortTick {
     #[expect(clippy::cast_possible_truncation, reason = "the lowest bits are what it keeps")]
@@ -34,8 +34,8 @@ impl ShortTick {
         Tick(near.0.wrapping_add_signed(self.distance_from(ShortTick::of(near)) as i64))
     }
 
-    /// Returns the lowest eight bits. The table stores them apart from the entries, and a scan finds the entries of a
-    /// tick by them.
+    /// Returns the lowest eight bits. The table stores these bits apart from the entries, so that a scan finds the
+    /// entries of a tick quickly.
     #[expect(clippy::cast_possible_truncation, reason = "the lowest bits are what it keeps")]
     pub(super) const fn lowest(self) -> u8 {
         self.0 as u8

@@ -42,8 +42,8 @@ pub(super) struct Expiry {
     /// The list of the tick that expires next, if prelisting has begun.
     pub(super) prelist: Option<TickList>,
     expired: VecDeque<ExpiredTick>,
-    /// The scan of a drain, which expires all ticks at once and lists their messages. One scan for each tick would
-    /// take much longer.
+    /// The scan of a drain. A drain expires all ticks at once, and one scan lists the messages of all of them. A scan
+    /// for each tick would take much longer.
     drain: Option<ScanPosition>,
     /// Published ticks whose messages are remembered, each with the number of these messages.
     remembered: VecDeque<(Tick, u64)>,
@@ -137,7 +137,7 @@ impl Expiry {
         let (counts, due_at) = (front.counts, front.due_at);
         if front.published == counts.timed_out() {
             let (tick, messages) = (front.list.tick, front.published);
-            debug_assert!(self.listed.is_empty(), "what is listed is of this tick, and all of that is published");
+            debug_assert!(self.listed.is_empty(), "only messages of this tick are listed, and all are published");
             self.listed.shrink_to(2 * MAX_BATCH_MESSAGES);
             self.expired.pop_front();
             if messages > 0 {
@@ -214,7 +214,7 @@ impl ExpiredTick {
             let is_visited = shards.visit_next(position, |shard, segment| {
                 shard.list(&(*tick..tick.plus(1)), segment, |_, timed_out| listed.push(timed_out))
             });
-            debug_assert!(is_visited, "all that were counted are found");
+            debug_assert!(is_visited, "the scan finds all counted messages");
         }
     }
 
@@ -342,13 +342,13 @@ pub(super) mod tests {
             }
         };
         [true, true, true, true, false, false, true, true].into_iter().for_each(&mut pass);
-        assert_eq!(behind, [0, 0, 0, 0, 0, 1, 2, 0], "two ticks in a row had no time, and then there was enough");
+        assert_eq!(behind, [0, 0, 0, 0, 0, 1, 2, 0], "expiry missed two ticks, and then caught up");
     }
 
     /// Measures how long the two scans of a tick, for listing and for forgetting, take for each message.
     /// `EXPIRY_NS_A_MESSAGE` in `options.rs` follows from the output.
     #[test]
-    #[ignore = "it measures, for people"]
+    #[ignore = "it checks nothing, and only measures"]
     fn what_both_passes_of_a_tick_take() {
         const IN_FLIGHT: u64 = 10_000_000;
         let now = Instant::now();
@@ -392,7 +392,7 @@ pub(super) mod tests {
             let kept = ring.wheel.shards.len();
             assert!(kept <= 1_000, "{kept} are remembered after round {round}");
         }
-        assert_eq!(answer(&of_round(19), now), [DelOutcome::Late; 400], "the latest are");
+        assert_eq!(answer(&of_round(19), now), [DelOutcome::Late; 400], "the latest messages are remembered");
         assert_eq!(answer(&of_round(0), now), [DelOutcome::Unknown; 400]);
     }
 
@@ -523,7 +523,7 @@ pub(super) mod tests {
             let ids = batches.iter().flat_map(|delivery| &delivery.batch.messages);
             let sizes: Vec<usize> = batches.iter().map(|delivery| delivery.batch.messages.len()).collect();
             let ids: HashSet<u64> = ids.map(|timed_out| timed_out.message.msg_id.0).collect();
-            assert_eq!(sizes.iter().sum::<usize>(), ids.len(), "each is in one batch");
+            assert_eq!(sizes.iter().sum::<usize>(), ids.len(), "each message is in one batch");
             (sizes, ids)
         }
     }

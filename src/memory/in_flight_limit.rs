@@ -8,9 +8,9 @@
 //!   is *provisional*.
 //! - Near the limit, the batch first finds out which messages are new. It then reserves room for exactly those.
 //!
-//! A provisional reservation may still return room. So it is certain that new messages do not fit only if no
-//! reservation is provisional. Therefore one atomic word contains both the number of messages and the number of
-//! provisional reservations.
+//! A provisional reservation may still return room. So a message must not be refused for lack of room while any
+//! reservation is provisional. To check both at the same moment, one atomic word contains the number of messages and
+//! the number of provisional reservations.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -20,8 +20,8 @@ const PROVISIONAL: u64 = 1 << 40;
 /// The bits of the word that count the messages in flight, reservations included.
 const IN_FLIGHT: u64 = PROVISIONAL - 1;
 
-/// The part of the limit that a provisional reservation must leave free, as a divisor. No more than [`MOST_MARGIN`]
-/// messages must stay free.
+/// The divisor for the room that a provisional reservation must leave free: a sixteenth of the limit, or
+/// [`MOST_MARGIN`] messages if that is less.
 const MARGIN_SHARE: u64 = 16;
 
 /// The maximum room that a provisional reservation must leave free. It is twice the number of messages that one read
@@ -58,8 +58,8 @@ impl InFlightLimit {
         self.word.load(Ordering::Relaxed) & IN_FLIGHT
     }
 
-    /// Reserves room for this number of messages provisionally. Returns false if the limit is near. The caller must
-    /// end the reservation with [`InFlightLimit::settle`].
+    /// Reserves room for this number of messages provisionally. If the limit is near, returns false and reserves
+    /// nothing. Otherwise the caller must end the reservation with [`InFlightLimit::settle`].
     #[inline]
     pub(super) fn reserve_provisionally(&self, messages: u64) -> bool {
         let reserve = |word: u64| {

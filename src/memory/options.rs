@@ -8,8 +8,8 @@ use crate::core::{Retention, StormRule, Wheel};
 /// `what_both_passes_of_a_tick_take` in `expiry.rs` measures it.
 const EXPIRY_NS_A_MESSAGE: u64 = 4;
 
-/// Returns the maximum time that expiring a tick takes if `in_flight` messages are in flight. If ticks are shorter,
-/// expiry falls behind.
+/// Returns the maximum time that expiring a tick takes if `in_flight` messages are in flight. If a tick is shorter than
+/// this time, expiry cannot keep up.
 pub const fn expiry_time(in_flight: u64) -> Duration {
     Duration::from_nanos(in_flight.saturating_mul(EXPIRY_NS_A_MESSAGE))
 }

@@ -25,7 +25,7 @@ pub struct MemoryOutbox {
 /// The batches that not all groups have settled, and the groups.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
-    /// Batches by position.
+    /// The batches, each at its position in the order of publication.
     pub(super) batches: BTreeMap<u64, Stored>,
     /// The position of the next batch. Positions are never reused.
     pub(super) end: u64,
@@ -41,15 +41,15 @@ pub(super) struct Queue {
 /// The maximum number of batches in one `take`. The call occupies a thread, and publishing waits for its lock.
 const MOST_TAKEN: usize = 512;
 
-/// How long no group is dropped after a restart. If the retention time is shorter, the retention time counts.
+/// How long after a restart no group is dropped, or the retention time if that is shorter.
 const RESTORED_FOR: Duration = Duration::from_secs(3_600);
 
 #[derive(Debug)]
 pub(super) struct Stored {
     pub(super) batch: Arc<TimeoutBatch>,
     pub(super) expired_at: Instant,
-    /// When this process began to offer the batch. The retention time of the batch begins then, even if an earlier
-    /// process published it.
+    /// The beginning of the batch's retention time: when its tick expired, or when this process restored the batch from
+    /// a state file.
     pub(super) kept_since: Instant,
     /// The number of groups that have not settled the batch.
     pub(super) unsettled: usize,

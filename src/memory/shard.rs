@@ -3,6 +3,8 @@
 //!
 //! A message is changed only under the lock of its shard. So exactly one operation, a request or the expiry of a tick,
 //! determines the outcome of the message. The counts change together with the table, under the same lock.
+//!
+//! A message is *listed* when it is put on the list from which the batches of its tick are made.
 
 use std::ops::Range;
 
@@ -285,6 +287,6 @@ mod tests {
         assert!(!shard.restore(hash, entry(Tick(995)), &position));
         let home = shard.table.home(hash);
         assert_eq!(shard.add((hash, home), entry(position.deadline(15)), &position), Outcome::Added);
-        assert!(shard.overtaken.is_empty(), "its batch went out before the restart");
+        assert!(shard.overtaken.is_empty(), "its batch was published before the restart");
     }
 }

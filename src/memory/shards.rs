@@ -71,8 +71,8 @@ impl Shards {
         self.list.iter().map(|shard| shard.lock().table.len).sum()
     }
 
-    /// Does a step of a scan: calls `visit` for the next shards, with the segment of the shard at which to continue.
-    /// `visit` returns whether its shard is complete. Returns false when no shard is left.
+    /// Does a step of a scan: calls `visit` for the next shards. Passes each shard, and the segment of its table at
+    /// which the scan continues. `visit` returns whether its shard is complete. Returns false when no shard is left.
     pub(super) fn scan(
         &self,
         position: &mut ScanPosition,

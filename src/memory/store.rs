@@ -102,9 +102,9 @@ impl Store for MemoryStore {
             if messages > 0 {
                 error!(
                     messages,
-                    "the drain ended before all that was in flight was delivered, and no subscriber gets these messages: \
-                     keep the wheel with --state, or raise --drain-timeout, and have the logic nodes \
-                     add again what they wait for"
+                    "the drain ended before all messages in flight were delivered, and no subscriber gets the others: \
+                     keep the wheel with --state, or raise --drain-timeout, and let the logic nodes add the \
+                     undelivered messages again"
                 );
             }
             return Ok(String::from("the wheel of a memory store without --state ends with the process"));
@@ -240,7 +240,7 @@ mod tests {
         assert_eq!(answer.deadline, Tick(8));
         let advance = |now| ring.advance(now).now_or_never().unwrap().unwrap();
         assert_eq!(advance(start + TICK), Advance::Waiting(woken + TICK));
-        // The stall shifts all deadlines, so tick 8 expires two ticks after its end, not at once.
+        // The stall shifts all deadlines, so tick 8 expires two ticks after the end of the stall, not at once.
         assert_eq!(advance(woken), Advance::Waiting(woken + TICK));
         let moved = |expired, shifted, next| Advance::Moved { expired, lateness: Duration::ZERO, shifted, next };
         assert_eq!(advance(woken + TICK), moved(Tick(7), 1, woken + TICK * 2));

@@ -168,7 +168,7 @@ impl MemoryWheel {
                 shard.run(items, batch, position);
             }
             let change = batch.in_flight_change().wrapping_sub(before);
-            debug_assert_eq!(change, new, "its messages cannot change meanwhile");
+            debug_assert_eq!(change, new, "all shards of the request are locked");
             Ok(())
         })
     }
@@ -305,7 +305,7 @@ mod tests {
             });
             let outcome = is_done.recv_timeout(Duration::from_secs(10));
             drop(others);
-            assert_eq!(outcome, Ok((true, true, true)), "nothing waits for the others");
+            assert_eq!(outcome, Ok((true, true, true)), "no request waits for those of other connections");
         });
         assert_eq!(ring.wheel.in_flight.count(), 2);
     }
@@ -350,14 +350,14 @@ mod tests {
     fn threads_are_refused_nothing_for_which_there_is_room() {
         let now = Instant::now();
         let ring = ring(LIMIT, now);
-        assert_eq!(race(&ring, LIMIT / 4, now), 0, "all of them fit together");
+        assert_eq!(race(&ring, LIMIT / 4, now), 0, "the messages of all threads fit");
     }
 
     #[test]
     fn threads_never_have_more_in_flight_than_the_limit() {
         let now = Instant::now();
         let ring = ring(LIMIT, now);
-        assert!(race(&ring, LIMIT / 4 + 1, now) > 0, "not all of them fit together");
+        assert!(race(&ring, LIMIT / 4 + 1, now) > 0, "the messages of all threads do not fit");
     }
 
     #[test]
@@ -376,7 +376,7 @@ mod tests {
         assert_eq!(
             refused,
             Some(Reason::Draining),
-            "else it would be acknowledged here, and time out in the next process"
+            "otherwise the message would be acknowledged here, and time out in the next process"
         );
         let saved = postcard::from_bytes::<Saved>(&postcard::to_stdvec(&saved).unwrap()).unwrap();
         assert_eq!((saved.messages.len(), ring.wheel.in_flight.count()), (1, 1));

@@ -8,14 +8,14 @@
 //! holds it for writing. So each batch is processed completely before an expiry or completely after it.
 //!
 //! A message is *listed* when it is put on the list from which the batches of its tick are made. Listing before the
-//! expiry is called prelisting. A listed message that leaves its tick is unlisted. A tick is *forgotten* when its
-//! messages are removed from the table.
+//! expiry is called prelisting. A prelisted message that is acknowledged, withdrawn or re-armed before the expiry is
+//! *unlisted*. A tick is *forgotten* when its messages are removed from the table.
 //!
 //! | action | holds `state` | then, under the lock of the shard |
 //! |---|---|---|
 //! | add | reading | insert the entry; count it in its tick |
 //! | del | reading | if the entry is there and not expired: remove it, count it |
-//! | prelist a tick, step by step | – | list and mark each entry of the tick; unlist a message that leaves it |
+//! | prelist a tick, step by step | – | list and mark each entry of the tick |
 //! | expire a tick | writing | take the counts of the tick from every shard: they are final |
 //! | list a tick, step by step | – | list and mark each entry of the tick that is not marked |
 //! | forget a tick, step by step | – | remove each entry of the tick |

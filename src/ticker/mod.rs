@@ -121,7 +121,7 @@ impl Ticker {
         (ticker, handle)
     }
 
-    /// Runs until the task is aborted. Aborting it between two moves loses nothing. `timer` wakes the task.
+    /// Runs until the task is aborted. Aborting the task between two moves loses nothing. `timer` wakes the task.
     pub async fn run(mut self, mut timer: PreciseTimer) {
         loop {
             self.beat();

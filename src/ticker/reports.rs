@@ -43,9 +43,9 @@ impl Reports {
             self.metrics.shifted_ticks.inc_by(ticks);
             warn!(
                 ticks,
-                "the pointer did not move for that long: every deadline is shifted by it, so that no client counts as \
-                 offline because of a stall on our side; look for a paused or starved process, an outage of Redis, or \
-                 a time without a leader"
+                "the pointer did not move for this number of ticks: every deadline is shifted by them, so that no \
+                 client counts as offline because of a stall of the sidecar; look for a paused or starved process, an \
+                 outage of Redis, or a time without a leader"
             );
         }
     }
@@ -89,8 +89,8 @@ impl Reports {
                 added = counts.added,
                 acked = counts.acked,
                 timed_out,
-                "storm: more messages of one tick timed out than dead clients explain; its batches are flagged, look \
-                 for a fault between the clients and the logic nodes before marking them offline"
+                "storm: more messages of one tick timed out than dead clients explain; the batches of this tick are \
+                 flagged: look for a fault between the clients and the logic nodes before marking clients offline"
             );
         }
     }
@@ -100,9 +100,8 @@ impl Reports {
         if self.refused_at.replace(now).is_none() {
             warn!(
                 %refusal,
-                "the store refused to turn the ring, and no message times out meanwhile, unless another sidecar \
-                 reaches the store and turns the ring; trying again every {retry:?}: look at the store and the network \
-                 to it"
+                "the store refused to turn the ring: until it answers again, messages time out only if another sidecar \
+                 turns the ring; trying again every {retry:?}: look at the store and the network to it"
             );
         }
     }
@@ -114,8 +113,8 @@ impl Reports {
     }
 }
 
-/// Updates `since`, the time since which expiry is behind; `ticks` is by how many ticks. Returns whether expiry has
-/// been behind for at least [`BEHIND_FOR`].
+/// Returns whether expiry has been behind at every tick for at least [`BEHIND_FOR`]. `ticks` is the number of ticks by
+/// which expiry is behind now. Updates `since`, the time at which expiry fell behind.
 fn is_behind_for_long(since: &mut Option<Instant>, ticks: usize, now: Instant) -> bool {
     if ticks == 0 {
         *since = None;

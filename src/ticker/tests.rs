@@ -218,8 +218,8 @@ async fn a_connection_that_is_never_read_delays_a_move_once_and_by_half_a_tick()
     sleep(10_000).await;
     let moves = script.times(Call::Advance);
     assert!(moves.len() >= 6, "{moves:?}");
-    // The connections are asked 3 ms before the move, and the barrier then waits half a tick. Each of the four timers
-    // may be late by 1 ms. A move that is late by a whole tick would count as a stall.
+    // The connections are asked 3 ms before the move, and the barrier then waits half a tick. This wait consists of
+    // four timers, and each may be late by 1 ms. A move that is late by a whole tick would count as a stall.
     assert!(moves.windows(2).all(|pair| pair[1] - pair[0] <= 1_000 + 500 + 4), "{moves:?}");
 }
 
@@ -261,7 +261,7 @@ async fn bytes_that_arrive_while_a_connection_is_slow_are_read_before_the_move()
     slow.read_requested().await;
     slow.confirm_read();
     quick.read_requested().await;
-    assert_eq!(script.times(Call::Advance).len(), 1, "they are asked once more, and waited for");
+    assert_eq!(script.times(Call::Advance).len(), 1, "the move waits until the connections have read once more");
     quick.confirm_read();
     // The second round was quick, so there is no third one.
     sleep(100).await;
@@ -325,7 +325,7 @@ async fn a_drain_of_a_shared_ring_releases_the_lease_for_good() {
         assert_eq!((script.times(Call::Drain), script.times(Call::Release)), (vec![1_500], vec![1_500]));
         let before = script.calls.lock().len();
         sleep(5_000).await;
-        assert_eq!(script.calls.lock().len(), before, "it neither turns the ring nor stands for election");
+        assert_eq!(script.calls.lock().len(), before, "a ticker that has resigned calls nothing");
     }
 }
 

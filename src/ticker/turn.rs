@@ -30,8 +30,8 @@ const PRELIST_AHEAD: Duration = Duration::from_millis(100);
 /// longer.
 const RECLAIM_BURST: Duration = Duration::from_micros(100);
 
-/// The length of the pause after that, as a multiple of the time that was used. Without pauses, on a machine with busy
-/// processors, a batch might be sent only after all memory is reclaimed.
+/// The length of the pause after [`RECLAIM_BURST`], as a multiple of the time that was used. Without pauses, on a
+/// machine with busy processors, a batch might be sent only after all memory is reclaimed.
 const RECLAIM_PAUSES: u32 = 4;
 
 impl Ticker {
@@ -193,7 +193,8 @@ impl Ticker {
         READ_AHEAD.min(self.parts.ring.wheel().tick_length() / 8)
     }
 
-    /// Returns whether the last read barrier ended less than twice [`Ticker::read_ahead`] ago.
+    /// Returns whether the connections have read recently enough for a move at `now`. This is so if the last read
+    /// barrier ended less than twice [`Ticker::read_ahead`] ago.
     fn has_read(&self, now: Instant) -> bool {
         self.read_at.is_some_and(|read_at| now.saturating_duration_since(read_at) < self.read_ahead() * 2)
     }

@@ -3,13 +3,12 @@
 //! Layout: the magic bytes, the CRC-32 of the body (u32), the length of the body (u64), and the body. Numbers are
 //! little-endian. The body is [`Saved`] in the postcard format.
 //!
-//! - The state is written to a new file in the same folder, synced and renamed. So the state file is complete or does
-//!   not exist.
+//! - The state is written to a new file in the same folder, synced and renamed. So a state file is always complete.
 //! - The state file is removed after it is restored, so that a later crash cannot bring an old state back.
 //! - A lock file in the same folder is locked from the start of the sidecar. Otherwise two sidecars with the same
-//!   state file would overwrite each other's state. The lock file is never removed. It has one byte while messages
-//!   would be lost in a crash. It is empty once the state is saved or nothing is left to save. So the next sidecar can
-//!   see that the previous one did not drain.
+//!   state file would overwrite each other's state. The lock file is never removed. Its length is a flag: one byte
+//!   means that a crash would lose messages. No byte means that the state is saved, or that nothing is left to save.
+//!   By this flag the next sidecar sees whether the previous one drained.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, BufWriter, ErrorKind, Seek, SeekFrom, Write};
@@ -89,7 +88,7 @@ pub enum StateError {
     },
 }
 
-/// The path of a state file, which may not exist yet, and its lock.
+/// The path of a state file, and the lock on it. The state file itself need not exist yet.
 #[derive(Debug)]
 pub(in crate::memory) struct StateFile {
     pub(super) path: PathBuf,
@@ -207,8 +206,8 @@ impl StateFile {
         StateError::Io { what, path: self.path.clone(), cause }
     }
 
-    /// Syncs the folder, so that a rename or a removal survives a power cut. `risk` is the consequence of a failure,
-    /// for the log. Failures are ignored on file systems and with permissions that do not support this sync.
+    /// Syncs the folder, so that a rename or a removal survives a power cut. If this fails, logs a warning that ends
+    /// with `risk`, the consequence. Logs nothing if the file system or the permissions do not allow the sync.
     fn sync_folder(&self, risk: &str) {
         let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
         let synced = File::open(folder.unwrap_or(Path::new("."))).and_then(|folder| folder.sync_all());
@@ -243,8 +242,9 @@ impl Attempt {
         if *stage == Stage::Abandoned { Err(ErrorKind::TimedOut.into()) } else { Ok(stage) }
     }
 
-    /// Abandons the attempt. Returns false if the file is already renamed. A rename that does not end within
-    /// [`RENAME_TIMEOUT`] counts as abandoned.
+    /// Abandons the attempt. Returns false if the file is already renamed, otherwise true. If a rename is in progress,
+    /// waits for its end. If the rename takes longer than [`RENAME_TIMEOUT`], returns true, although the rename may
+    /// still succeed.
     pub(super) fn abandon(&self) -> bool {
         // Only a rename locks the stage for long. If the disk does not answer, this thread must not wait for the
         // rename.
@@ -315,11 +315,11 @@ fn decode(bytes: &[u8]) -> Result<Saved, String> {
     };
     let (magic, numbers) = head.split_at(MAGIC.len());
     if magic != MAGIC {
-        return Err(String::from("it begins with other bytes"));
+        return Err(String::from("it does not begin like a state file"));
     }
     let (crc, length) = numbers.split_at(4);
     if length != (body.len() as u64).to_le_bytes() {
-        return Err(format!("its length is not the {} bytes that follow", body.len()));
+        return Err(format!("the length in its head does not match the {} bytes that follow", body.len()));
     }
     if crc != crc32fast::hash(body).to_le_bytes() {
         return Err(String::from("its checksum is wrong"));

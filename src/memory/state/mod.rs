@@ -82,8 +82,8 @@ fn on_thread<T: Send + 'static>(
         let _ = answer.send(work());
     });
     async move {
-        started.map_err(|error| format!("no thread could be started to write it: {error}"))?;
-        done.await.unwrap_or_else(|_| Err(String::from("the thread that wrote it has ended")))
+        started.map_err(|error| format!("no thread could be started for the state file: {error}"))?;
+        done.await.unwrap_or_else(|_| Err(String::from("the thread for the state file ended without an answer")))
     }
 }
 
@@ -101,8 +101,8 @@ impl Unfinished {
         error!(
             error,
             in_flight = self.wheel.in_flight.count(),
-            "the wheel could not be kept, and ends with this process, with what the outbox holds: no subscriber gets these \
-             messages; make room where --state is, and have the logic nodes add again what they wait for"
+            "the wheel could not be kept: the messages in flight and the batches in the outbox end with this process, \
+             and no subscriber gets them; make room where --state is, and let the logic nodes add the messages again"
         );
         Refusal::new(Reason::StoreTimeout, error)
     }

@@ -1,7 +1,7 @@
 //! The content of a state file: the ring and the outbox of a memory store.
 //!
-//! Messages and batches are serialized directly from the ring and the outbox. A copy would take as much memory again,
-//! which may not be available. Ephemeral groups are left out: they are deleted with their last subscriber, and no
+//! Messages and batches are serialized directly from the ring and the outbox. A copy would need as much memory again,
+//! which might be too much. Ephemeral groups are left out: they are deleted with their last subscriber, and no
 //! subscriber survives the process.
 
 use std::collections::BTreeMap;
@@ -127,7 +127,7 @@ impl Saved {
         }
         wheel.in_flight.change(in_flight);
         for (tick, acked) in self.acked {
-            // The counts of a tick are summed over all shards, so any shard may have these.
+            // The counts of a tick are summed over all shards, so these counts can be in any shard.
             wheel.shards.list[0].lock().of_tick(Tick(tick), wheel.shards.options.wheel).acked += acked;
         }
         let mut expiry = wheel.expiry.lock();
@@ -258,7 +258,7 @@ impl SavedOutbox {
 
     /// Restores an outbox. `away` is the time since it was saved. No subscriber holds a batch after a restart, so all
     /// taken batches are released. The retention time begins again, because no subscriber could take batches during
-    /// the restart. So a wrong wall clock drops nothing.
+    /// the restart. Therefore no batch is dropped because the wall clock is wrong.
     fn restore(self, outbox: &MemoryOutbox, away: Duration, now: Instant) {
         let before = |age: Duration| now.checked_sub(age.saturating_add(away)).unwrap_or(now);
         let mut queue = Queue::default();
@@ -389,9 +389,9 @@ mod tests {
         saved.restore(&restored, years, back);
         let dropped = |now| restored.maintain(&[], now).now_or_never().unwrap().unwrap();
         assert_eq!(dropped(back + hour), Dropped::default());
-        assert_eq!(dropped(back + 3 * hour).batches, 0, "as long as any other");
+        assert_eq!(dropped(back + 3 * hour).batches, 0, "the batch is kept for the whole retention time");
         let taken = restored.take(&group, 1, back + hour).now_or_never().unwrap().unwrap();
-        assert_eq!(taken, [], "the group was gone by then, and the batch is there for the default group");
+        assert_eq!(taken, [], "the group is dropped, but the default group still has the batch");
         let taken = restored.take(&GroupName::default_group(), 1, back + hour).now_or_never().unwrap().unwrap();
         assert_eq!(taken.len(), 1);
         assert_eq!(dropped(back + 3 * hour + Duration::from_secs(1)).batches, 1);

@@ -68,8 +68,8 @@ pub(super) struct Group {
     /// The tag of each cell; 0 if the cell is empty. After the tags come the overflow count and an unused byte.
     pub(super) tags: Lane,
     /// The lowest eight bits of the deadline of each cell. After them come 16 overflow bits, one for each remainder of
-    /// a tag modulo 16. They are cleared when the overflow count falls to 0. Without these bits, a search would have
-    /// to go on to the next group after every group with an overflow.
+    /// a tag modulo 16. The overflow bits are cleared when the overflow count falls to 0. Without these bits, a search
+    /// would have to go on to the next group after every group with an overflow.
     pub(super) ticks: Lane,
 }
 

@@ -129,7 +129,7 @@ impl<S: BuildHasher> Table<S> {
     /// Starts at segment `position`, and moves `position`. Visits whole segments until about `budget` cells are
     /// scanned. Removes the entries for which `keep` returns false. Returns whether the scan is complete.
     ///
-    /// The scan may miss entries that are added between two of its steps. It misses no others, unless
+    /// The scan may miss entries that are added between two of its steps. It misses no other entries, unless
     /// [`Table::reclaim`] is called between the steps.
     pub(in crate::memory) fn scan(
         &mut self,

@@ -92,7 +92,7 @@ impl<S: BuildHasher> Pair<S> {
             assert!(keep || self.map.remove(&entry.message) == Some(deadline));
             keep
         }) {}
-        assert!(self.map.values().all(|found| *found != deadline), "a scan misses none");
+        assert!(self.map.values().all(|found| *found != deadline), "a scan misses no entry");
     }
 
     fn shrink(&mut self) {

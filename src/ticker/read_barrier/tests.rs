@@ -154,8 +154,8 @@ async fn no_bytes_are_missed_between_the_socket_and_its_reader() {
     let (ours, mut theirs, mut member) = connection(&read_barrier);
     let processed = Arc::new(AtomicU64::new(0));
     ours.set_nonblocking(true).unwrap();
-    // When the barrier asks the reader to read, it reads from this clone. The runtime may not know yet that bytes have
-    // arrived.
+    // When the barrier asks, the reader reads from this clone, without the runtime. The runtime might not know yet that
+    // bytes have arrived.
     let mut directly = ours.try_clone().unwrap();
     let mut ours = tokio::net::UnixStream::from_std(ours).unwrap();
     let reader = tokio::spawn({

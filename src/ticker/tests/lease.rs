@@ -12,7 +12,7 @@ async fn a_follower_asks_after_its_pause_and_at_once_when_the_lease_is_free() {
     script.on_lease_free.lock().as_ref().unwrap()();
     sleep(10).await;
     assert_eq!(script.times(Call::Maintain), [0, 1_000, 1_500]);
-    assert!(script.times(Call::Advance).is_empty(), "a follower turns nothing");
+    assert!(script.times(Call::Advance).is_empty(), "a follower does not move the pointer");
     sleep(1_000).await;
     assert_eq!(script.times(Call::Advance), [2_500]);
     assert_eq!(metrics.leader_changes.get(), 1);
