@@ -14,8 +14,8 @@ use super::{BenchError, lost};
 use crate::client::{AddOptions, Client, SubscribeOptions, Subscription};
 use crate::ticker::precise_timer::PreciseTimer;
 
-/// The maximum age of the latest request whose answer told the current tick. If that request is older, a client asks
-/// the server for the tick.
+/// The time after which a client asks the server for the current tick, if the load has not learned it. The time counts
+/// from the sending of the latest request whose answer told the tick.
 const UNKNOWN_FOR: Duration = Duration::from_millis(1);
 
 /// The pause between an answer and the next question for the tick. The measured lateness is too high by at most this

@@ -54,9 +54,9 @@ pub(super) struct Ping {
 /// Manage groups of subscribers
 #[derive(Debug, Subcommand)]
 pub(super) enum Group {
-    /// Delete a group without subscribers, and what it has not acknowledged
+    /// Delete a group without subscribers, and the batches that it has not acknowledged
     Delete {
-        /// Its name
+        /// The name of the group
         name: GroupName,
         #[command(flatten)]
         connect: Connect,

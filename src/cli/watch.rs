@@ -16,7 +16,8 @@ use crate::client::{ClientError, Delivered, SubscribeOptions, Subscription};
 use crate::core::{BatchId, GroupName, TickCounts};
 use crate::protocol::frame::TimeoutBatch;
 
-/// The minimum age of a batch whose line of text shows the age. The clients in such an old batch may be online again.
+/// The age from which the line of a batch shows how old the batch is. The clients in such an old batch may be online
+/// again.
 const OLD: Duration = Duration::from_secs(10);
 
 /// How long to wait for a batch before checking whether the connection is lost.
@@ -101,7 +102,7 @@ impl Watch {
             {
                 // The subscription sends the acknowledgement again after it reconnects, or when the server redelivers
                 // the batch.
-                remark(format_args!("batch {} was printed, not acknowledged: {error}", delivered.id));
+                remark(format_args!("batch {} was printed but not acknowledged: {error}", delivered.id));
             }
         }
         Ok(())

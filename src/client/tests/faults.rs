@@ -109,7 +109,7 @@ async fn requests_that_a_server_does_not_read_wait_within_bounds_and_then_fail()
         written.push(may_be_applied);
     }
     assert!(written[0] && !written[79], "{written:?}");
-    assert!(written.is_sorted_by(|earlier, later| earlier >= later), "in order: {written:?}");
+    assert!(written.is_sorted_by(|earlier, later| earlier >= later), "requests are written in order: {written:?}");
 }
 
 #[tokio::test(start_paused = true)]
