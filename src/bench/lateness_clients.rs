@@ -50,7 +50,7 @@ async fn collect(mut subscription: Subscription, shared: Arc<LoadState>) {
         shared.timeouts.lock().unchecked.push((Arc::clone(&delivered), shared.now()));
         if subscription.reconnects() > reconnects {
             reconnects = subscription.reconnects();
-            shared.errors.record("the subscription was lost, and batches with it");
+            shared.errors.record("the subscription lost its connection, and batches may be missing");
         }
         // Acknowledge in another task: if this task waited for the answer, the next batch would count as late.
         let shared = Arc::clone(&shared);

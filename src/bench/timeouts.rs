@@ -84,7 +84,7 @@ impl Timeouts {
         if !self.batches.insert(batch.id) {
             self.redelivered += 1;
             if batch.delivery_count < 2 {
-                errors.record_kind("a batch came twice, and not as a redelivery", batch.id);
+                errors.record_kind("a batch came twice, but not as a redelivery", batch.id);
             }
             return;
         }
@@ -124,7 +124,7 @@ impl Timeouts {
             if end > *numbers {
                 let number = end - 1;
                 errors
-                    .record(format!("message {number} of connection {connection} timed out and was never added"));
+                    .record(format!("message {number} of connection {connection} timed out but was never added"));
             }
         }
     }

@@ -61,7 +61,7 @@ pub(super) struct Status {
     /// Print JSON, as GET /status does
     #[arg(long)]
     json: bool,
-    /// The ring to draw slot by slot, where there are several [default: none]
+    /// The ring to draw slot by slot, if there are several [default: none]
     #[arg(long, value_name = "N", conflicts_with = "json")]
     ring: Option<u16>,
     /// How long to wait for the answer

@@ -260,11 +260,7 @@ fn at_a_fixed_rate_a_server_that_stands_still_at_the_end_hides_nothing() {
     assert!(out.is_empty() && traffic.is_done(now), "more than a second after the end, no request is made");
     traffic.count_missed(now);
     let (counters, recorder) = (traffic.counters(), shared.recorder(1).lock());
-    assert_eq!(
-        (counters.added, counters.acked, counters.frames, counters.not_made),
-        (0, 0, 0, 8),
-        "all came too late"
-    );
+    assert_eq!((counters.added, counters.acked, counters.frames, counters.not_made), (0, 0, 0, 8), "all too late");
     for histogram in [&recorder.adds, &recorder.dels] {
         assert_eq!(histogram.len(), 10);
         assert!(histogram.min().abs_diff(2_100 * MS) <= 5 * MS && histogram.max().abs_diff(3_000 * MS) <= 5 * MS);
