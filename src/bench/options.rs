@@ -209,7 +209,7 @@ impl BenchOptions {
     /// Returns how many requests of one connection may be unanswered.
     pub(super) fn pipeline(&self) -> usize {
         self.pipeline.unwrap_or_else(|| {
-            // At a fixed rate, waiting for answers must not limit the load. So this number is two bursts of requests.
+            // At a fixed rate, waiting for answers must not limit the load. So the default is the requests of two bursts.
             let pairs = self.schedule(0, 0).map_or(0, |schedule| schedule.burst);
             let requests = pairs.saturating_mul(if self.op == Op::Ping { 2 } else { 4 });
             usize::try_from(requests).unwrap_or(MAX_PIPELINE).clamp(PIPELINE, MAX_PIPELINE)

@@ -44,7 +44,7 @@ impl Completions {
     }
 }
 
-/// Print the manual page of ackwheel, or write those of all verbs
+/// Print the manual page of ackwheel, or write the pages of all verbs
 ///
 /// `ackwheel man | man -l -` shows it; `ackwheel man --out /usr/local/share/man/man1` installs all of them:
 /// ackwheel.1, ackwheel-serve.1, and so on.

@@ -125,7 +125,7 @@ async fn a_silent_server_is_asked_and_then_given_up() {
     assert_eq!(session.frame().await.body, Body::GroupDelete("a".to_owned()));
     clock.pass(SECOND * 9).await;
     assert_eq!(session.frame().await.body, Body::Ping(Vec::new()));
-    assert!(!call.is_finished(), "two intervals are not yet over");
+    assert!(!call.is_finished(), "two intervals have not passed yet");
     clock.pass(SECOND * 2).await;
     let error = assert_outcome_unknown(call.await.unwrap());
     assert!(error.to_string().contains("nothing was heard of the server"), "{error}");
