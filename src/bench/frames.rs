@@ -158,8 +158,8 @@ pub(super) struct Sent {
     /// The number of the first message, or the number of the Ping.
     pub(super) first: u64,
     correlation: u32,
-    /// How long after `at` the request was encoded, in ns, for [`Sent::made_at`]. The maximum is about four seconds (the
-    /// range of a `u32`). So `made_at` may return too early a time, but never too late a time.
+    /// How long after `at` the request was encoded, in ns, for [`Sent::made_at`]. The maximum is about four seconds
+    /// (the range of a `u32`). So `made_at` may return too early a time, but never too late a time.
     made_after: u32,
     /// How many messages the request has; 0 after it is answered.
     pub(super) count: u32,

@@ -209,7 +209,8 @@ impl BenchOptions {
     /// Returns how many requests of one connection may be unanswered.
     pub(super) fn pipeline(&self) -> usize {
         self.pipeline.unwrap_or_else(|| {
-            // At a fixed rate, waiting for answers must not limit the load. So the default is the requests of two bursts.
+            // At a fixed rate, waiting for answers must not limit the load. So the default is the number of requests in
+            // two bursts.
             let pairs = self.schedule(0, 0).map_or(0, |schedule| schedule.burst);
             let requests = pairs.saturating_mul(if self.op == Op::Ping { 2 } else { 4 });
             usize::try_from(requests).unwrap_or(MAX_PIPELINE).clamp(PIPELINE, MAX_PIPELINE)

@@ -89,7 +89,7 @@ impl Watch {
             if subscription.reconnects() > reconnects {
                 reconnects = subscription.reconnects();
                 let missing = if self.group.is_none() {
-                    ", and batches that were delivered meanwhile are missing"
+                    ", and batches that were delivered during the outage are missing"
                 } else {
                     ""
                 };
