@@ -76,7 +76,7 @@ async fn run_sidecar(config: Config) -> Result<(), Failure> {
     tokio::select! {
         drained = drain => drained.map_err(Failure::run),
         signal = signals.next_request() => Err(Failure::Run(format!(
-            "{signal} ended the drain, before what was in flight could be kept or delivered"
+            "{signal} ended the drain, before all messages in flight were kept or delivered"
         ))),
     }
 }

@@ -67,8 +67,8 @@ impl Connection {
         }
     }
 
-    /// Carries out each phase that `phases` announces, and then sends the counters or an error to `arrivals`. Ends
-    /// after the last phase or an error.
+    /// Carries out each phase that `phases` announces. After each phase, sends the counters or an error to `arrivals`.
+    /// Ends after the last phase or an error.
     pub(super) async fn serve(
         mut self,
         mut phases: watch::Receiver<Phase>,

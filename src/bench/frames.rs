@@ -158,8 +158,8 @@ pub(super) struct Sent {
     /// The number of the first message, or the number of the Ping.
     pub(super) first: u64,
     correlation: u32,
-    /// The time from `at` until the request was encoded, in ns, cut to about four seconds (the range of a `u32`). So
-    /// [`Sent::made_at`] may return too early a time, but never too late a time.
+    /// How long after `at` the request was encoded, in ns, for [`Sent::made_at`]. The maximum is about four seconds
+    /// (the range of a `u32`). So `made_at` may return too early a time, but never too late a time.
     made_after: u32,
     /// How many messages the request has; 0 after it is answered.
     pub(super) count: u32,
@@ -167,7 +167,7 @@ pub(super) struct Sent {
     pub(super) kind: Kind,
 }
 
-const _: () = assert!(size_of::<Sent>() == 32, "two of them are a cache line");
+const _: () = assert!(size_of::<Sent>() == 32, "two requests fill a cache line");
 
 impl Sent {
     /// Creates a request that was due at `at` and encoded at `made_at`.
@@ -196,7 +196,7 @@ pub(super) struct Outstanding {
     count: usize,
     /// The sequence number of the next request. Its lower 32 bits are the correlation id.
     next: u64,
-    /// The sequence number before which all requests are answered.
+    /// The first sequence number whose slot may be occupied. All earlier requests are answered.
     oldest: u64,
 }
 
@@ -235,7 +235,7 @@ impl Outstanding {
     /// Stores a request under the correlation id that [`next_correlation`](Outstanding::next_correlation) returns. The
     /// request must have at least one message.
     pub(super) fn push(&mut self, sent: Sent) {
-        debug_assert!(sent.count > 0, "a place without messages is free");
+        debug_assert!(sent.count > 0, "a slot without messages counts as free");
         let correlation = self.next_correlation();
         let place = self.place(self.next);
         self.slots[place] = Sent { correlation, ..sent };
@@ -385,7 +385,7 @@ mod tests {
             for kind in [Kind::Add, Kind::Del, Kind::Ping] {
                 let mut outstanding = Outstanding::new(1, 1);
                 outstanding.push(Sent::new(kind, u64::MAX, 32_768, 1 << 50, (1 << 50) + late_by));
-                let taken = outstanding.take(1).expect("it was asked");
+                let taken = outstanding.take(1).expect("the request is unanswered");
                 assert_eq!((taken.kind, taken.first, taken.count), (kind, u64::MAX, 32_768));
                 assert_eq!((taken.at, taken.made_at()), (1 << 50, (1 << 50) + reported));
             }
@@ -429,7 +429,7 @@ mod tests {
         for _ in 0..4 {
             let ids = [0; 3].map(|_| {
                 let id = outstanding.next_correlation();
-                assert_eq!(id, outstanding.next_correlation(), "to ask twice changes nothing");
+                assert_eq!(id, outstanding.next_correlation(), "a second call returns the same id");
                 places.push(id % 16);
                 outstanding.push(sent(9));
                 id

@@ -90,10 +90,12 @@ const SCATTER: u64 = 0x9e37_79b9_7f4a_7c15;
 /// the number of messages that the connection keeps in flight. `added` is the number of messages that it has added so
 /// far.
 ///
-/// The order of the numbers is permuted within blocks. The size of a block is a power of two and at most a quarter of
-/// `in_flight`. So a message stays in flight at most a quarter longer than the average. If the last number of a block
-/// is not added yet, the block keeps its order. So no message is acknowledged before it is added. A connection reaches
-/// such a block only after its last add. So no block changes its order halfway.
+/// The numbers are permuted within blocks, so that the order of the deletes differs from the order of the adds. The
+/// size of a block is a power of two and at most a quarter of `in_flight`. This limit keeps each message in flight at
+/// most a quarter longer than the average.
+///
+/// A message must not be acknowledged before it is added. Therefore a block keeps its order if its last number is not
+/// added yet. A connection reaches such a block only after its last add, so no block changes its order halfway.
 pub const fn acknowledged(nth: u64, in_flight: u64, added: u64) -> u64 {
     let Some(bits) = (in_flight / 4).checked_ilog2() else { return nth };
     // A mask of the low bits gives the position in the block. A division would cost as much as the rest of this

@@ -14,8 +14,8 @@ use super::{BenchError, lost};
 use crate::client::{AddOptions, Client, SubscribeOptions, Subscription};
 use crate::ticker::precise_timer::PreciseTimer;
 
-/// The maximum age of the latest request whose answer told the current tick. If that request is older, a client asks
-/// the server for the tick.
+/// The time after which a client asks the server for the current tick, if the load has not learned it. The time counts
+/// from the sending of the latest request whose answer told the tick.
 const UNKNOWN_FOR: Duration = Duration::from_millis(1);
 
 /// The pause between an answer and the next question for the tick. The measured lateness is too high by at most this
@@ -50,7 +50,7 @@ async fn collect(mut subscription: Subscription, shared: Arc<LoadState>) {
         shared.timeouts.lock().unchecked.push((Arc::clone(&delivered), shared.now()));
         if subscription.reconnects() > reconnects {
             reconnects = subscription.reconnects();
-            shared.errors.record("the subscription was lost, and batches with it");
+            shared.errors.record("the subscription lost its connection, and batches may be missing");
         }
         // Acknowledge in another task: if this task waited for the answer, the next batch would count as late.
         let shared = Arc::clone(&shared);

@@ -41,7 +41,7 @@ pub(super) struct LoadState {
     pub(super) messages: AtomicU64,
     /// When the latest add request was sent whose answer told the server's current tick, in ns since the load began.
     pub(super) ticked_at: AtomicU64,
-    /// One recorder of latencies for each thread that makes load.
+    /// One recorder of latencies for each thread that generates load.
     pub(super) recorders: Vec<Mutex<Recorder>>,
     pub(super) timeouts: Mutex<Timeouts>,
     /// The Welcome of the server.

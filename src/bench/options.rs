@@ -19,7 +19,7 @@ pub enum Op {
     /// Adds and deletes messages
     #[default]
     Wheel,
-    /// Sends Pings as long as an add: measures server and network without the wheel
+    /// Sends Pings that have the length of an add: measures server and network without the wheel
     Ping,
 }
 
@@ -54,7 +54,7 @@ pub struct BenchOptions {
     /// Connections that carry the load
     #[arg(long, default_value_t = 8, value_name = "N")]
     pub connections: usize,
-    /// Frames in flight per connection [default: 256; with --rate what is due in two bursts, if that is more, up to
+    /// Frames in flight per connection [default: 256; with --rate the frames of two bursts, if these are more, up to
     /// 65,536]
     #[arg(long, value_name = "FRAMES")]
     pub pipeline: Option<usize>,
@@ -71,7 +71,7 @@ pub struct BenchOptions {
     /// [default: as fast as possible]
     #[arg(long, value_name = "PAIRS")]
     pub rate: Option<u64>,
-    /// With --rate: each connection sends the requests of this time together, as a logic node that coalesces
+    /// With --rate: each connection sends the requests of this time together, as a busy logic node does
     #[arg(
         long, requires = "rate", default_value = "4ms", value_name = "DURATION",
         value_parser = humantime::parse_duration
@@ -101,8 +101,8 @@ pub struct BenchOptions {
     /// Threads that make the load
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub threads: usize,
-    /// Poll for answers instead of sleeping: each thread occupies one processor, and the server need not wake it. Only
-    /// where there are processors to spare
+    /// Poll for answers instead of sleeping: each thread occupies one processor, and the server need not wake it. Use
+    /// this only if there are spare processors
     #[arg(long)]
     pub busy_poll: bool,
 }
@@ -128,7 +128,7 @@ const MAX_PIPELINE: usize = 65_536;
 /// The default number of requests of one connection that may be unanswered.
 const PIPELINE: usize = 256;
 
-/// The valid values of `--burst-every`. No machine checks its timers more often than the minimum. Above the maximum,
+/// The valid values of `--burst-every`. Timers are not precise enough for less than the minimum. Above the maximum,
 /// the load would be a few large bursts instead of a steady rate.
 const BURST_EVERY: RangeInclusive<Duration> = Duration::from_micros(100)..=Duration::from_secs(1);
 
@@ -209,7 +209,8 @@ impl BenchOptions {
     /// Returns how many requests of one connection may be unanswered.
     pub(super) fn pipeline(&self) -> usize {
         self.pipeline.unwrap_or_else(|| {
-            // At a fixed rate, waiting for answers must not limit the load. So this number is two bursts of requests.
+            // At a fixed rate, waiting for answers must not limit the load. So the default is the number of requests in
+            // two bursts.
             let pairs = self.schedule(0, 0).map_or(0, |schedule| schedule.burst);
             let requests = pairs.saturating_mul(if self.op == Op::Ping { 2 } else { 4 });
             usize::try_from(requests).unwrap_or(MAX_PIPELINE).clamp(PIPELINE, MAX_PIPELINE)

@@ -75,7 +75,8 @@ impl Run {
     }
 }
 
-/// For each deadline, the time at which the last request was sent that got this deadline.
+/// The record of times at which ticks had not ended yet, for computing how late their batches were. For each deadline,
+/// it holds the time at which the last request was sent that got this deadline.
 ///
 /// All messages of a load have the same ack timeout of k ticks. So a request that got the deadline d reached the server
 /// in tick d - k. This tick cannot have ended before the request was sent.

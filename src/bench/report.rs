@@ -31,7 +31,7 @@ pub struct Report {
     pub latency_us: BTreeMap<&'static str, Latency>,
     /// The time from the end of a tick (the server's unit of time) to the arrival of its timeout batch, in ms, counted
     /// per message. `None` if nothing timed out. The time is never understated. It is overstated by at most the time
-    /// between two add requests plus the latency of one.
+    /// between two add requests plus the latency of one add request.
     pub timeout_lateness_ms: Option<Latency>,
     /// How many messages of this load timed out. Messages that the load had to acknowledge do not count.
     pub timed_out: u64,
@@ -97,7 +97,7 @@ pub(super) fn of_server(admin: &str) -> Result<ServerFigures, String> {
     let url = format!("http://{admin}/metrics");
     let (_, text) = get(&url, PATIENCE)?;
     parse(&text).ok_or_else(|| {
-        format!("{url} does not say {CPU} and {MEMORY}; is --admin the admin address of a sidecar?")
+        format!("{url} does not contain {CPU} and {MEMORY}; is --admin the admin address of a sidecar?")
     })
 }
 

@@ -21,7 +21,7 @@ pub(super) struct Schedule {
     pub(super) burst: u64,
     /// The number of completed bursts.
     bursts: u64,
-    /// The number of requests that were made of the current burst.
+    /// The number of requests of the current burst that were made.
     made: u64,
     /// The time at which the current burst is due, in ns since the load began.
     pub(super) due_at: u64,
@@ -35,8 +35,8 @@ pub(super) struct Schedule {
 )]
 impl Schedule {
     /// Creates the schedule of connection number `connection`. From the time `from`, all `connections` together make
-    /// `per_second` requests, evenly spread. Requests of this connection that fall into the same period of `every` are
-    /// one burst. The first burst begins a multiple of [`ROUND`] after `from`.
+    /// `per_second` requests a second, evenly spread. Requests of this connection that fall into the same period of
+    /// `every` are one burst. The first burst begins a multiple of [`ROUND`] after `from`.
     pub(super) fn new(
         from: u64,
         per_second: f64,

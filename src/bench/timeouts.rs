@@ -12,10 +12,10 @@ use crate::client::Delivered;
 use crate::core::BatchId;
 use crate::protocol::frame::TimeoutBatch;
 
-/// The error text for a message that timed out although the load had to acknowledge it. Either too many messages are in
-/// flight, or the server is wrong.
-const EARLY_FOR_US: &str = "a message timed out though it was to be acknowledged: if that came too late, keep fewer \
-                            --in-flight, or raise --ack-timeout-ticks";
+/// The error text for a message that timed out although the load had to acknowledge it. Either so many messages are in
+/// flight that its DelMsg came too late, or the server is wrong.
+const EARLY_FOR_US: &str = "a message timed out though it was to be acknowledged: if its DelMsg came too late, keep \
+                            fewer --in-flight, or raise --ack-timeout-ticks";
 
 /// A set of numbers, stored as one bit per number.
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ struct Numbers {
 impl Numbers {
     /// Inserts a number. Returns whether the number is new.
     fn insert(&mut self, number: u64) -> bool {
-        let place = usize::try_from(number / 64).expect("it counts messages that this machine made");
+        let place = usize::try_from(number / 64).expect("a usize can count the messages of a load");
         if place >= self.words.len() {
             self.words.resize(place + 1, 0);
         }
@@ -40,7 +40,8 @@ impl Numbers {
     }
 }
 
-/// The number of messages in a batch, its tick, and the time of its arrival.
+/// An arrived batch, for computing its lateness: its tick, its time of arrival, and how many messages of this load it
+/// has.
 #[derive(Clone, Copy, Debug)]
 struct Arrived {
     tick: u64,
@@ -83,7 +84,7 @@ impl Timeouts {
         if !self.batches.insert(batch.id) {
             self.redelivered += 1;
             if batch.delivery_count < 2 {
-                errors.record_kind("a batch came twice, and not as a redelivery", batch.id);
+                errors.record_kind("a batch came twice, but not as a redelivery", batch.id);
             }
             return;
         }
@@ -123,7 +124,7 @@ impl Timeouts {
             if end > *numbers {
                 let number = end - 1;
                 errors
-                    .record(format!("message {number} of connection {connection} timed out and was never added"));
+                    .record(format!("message {number} of connection {connection} timed out but was never added"));
             }
         }
     }
@@ -131,9 +132,9 @@ impl Timeouts {
     /// Returns how late the batches arrived, in ns, counted per message.
     ///
     /// The server publishes the batch of a tick when the tick ends. Each answer to an AddNewMsg, the request that adds
-    /// messages, tells the server's current tick. So a tick had not ended when the last request was sent whose answer
-    /// told this tick or an earlier tick. Lateness counts from this moment, so it is never understated. It is
-    /// overstated by at most the time until the next request is answered.
+    /// messages, tells the server's current tick. If an answer told this tick or an earlier tick, its request was sent
+    /// before the tick ended. Lateness counts from the time at which the last of these requests was sent. So it is
+    /// never understated, and it is overstated by at most the time until the next request is answered.
     pub(super) fn lateness(&self, tick_times: &TickTimes, ticks: u16, errors: &Errors) -> Histogram<u64> {
         let mut lateness = histogram();
         for arrived in &self.arrived {

@@ -19,8 +19,8 @@ const OTHER_FILES: u64 = 64;
 /// Measure a sidecar: load over the real protocol, every answer checked
 ///
 /// Adds --in-flight messages. Then, for --seconds, every connection adds new messages and deletes old ones, as fast as
-/// possible or at a --rate. At the end all messages are deleted. With --acked some time out, and a group of the bench
-/// receives them. Other groups keep them too, so measure a sidecar that serves nobody else.
+/// possible or at a --rate. At the end all messages are deleted. With --acked below 1, some messages time out, and a
+/// group of the bench receives them. All other groups get them too, so measure a sidecar that has no other clients.
 ///
 /// Exit code 1 says that an answer was wrong, or that a message is missing.
 #[derive(Args, Debug)]

@@ -41,10 +41,10 @@ pub(super) struct Connect {
     /// How long to wait for a connection and for an answer
     #[arg(long, default_value = "5s", value_name = "DURATION", value_parser = patience)]
     timeout: Duration,
-    /// File with the token, if the sidecar asks for one
+    /// File with the token, if the sidecar requires one
     #[arg(long, env = "ACKWHEEL_TOKEN_FILE", value_name = "FILE", value_hint = ValueHint::FilePath)]
     token_file: Option<PathBuf>,
-    /// Certificates in PEM to trust, if the sidecar speaks TLS
+    /// PEM file with the certificates to trust, if the sidecar uses TLS
     #[arg(long, env = "ACKWHEEL_TLS_CA", value_name = "FILE", value_hint = ValueHint::FilePath)]
     tls_ca: Option<PathBuf>,
 }

@@ -23,7 +23,7 @@ use super::{Cli, Failure};
 /// fish: ackwheel completions fish > ~/.config/fish/completions/ackwheel.fish
 #[derive(Args, Debug)]
 pub(super) struct Completions {
-    /// The shell that is to complete
+    /// The shell to print completions for
     // Other shells are not offered, because only the completions of these three have tests.
     #[arg(
         value_name = "SHELL",
@@ -44,13 +44,13 @@ impl Completions {
     }
 }
 
-/// Print the manual page of ackwheel, or write those of all verbs
+/// Print the manual page of ackwheel, or write the pages of all verbs
 ///
 /// `ackwheel man | man -l -` shows it; `ackwheel man --out /usr/local/share/man/man1` installs all of them:
 /// ackwheel.1, ackwheel-serve.1, and so on.
 #[derive(Args, Debug)]
 pub(super) struct Manual {
-    /// Folder for the pages of the program and of each verb; it is made if it is not there
+    /// Folder for the pages of the program and of each verb; it is created if it does not exist
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     out: Option<PathBuf>,
 }

@@ -18,10 +18,10 @@ pub(super) struct Add {
     /// Messages, as ID or ID:CLIENT
     #[arg(required = true, value_name = "ID[:CLIENT]")]
     messages: Vec<Message>,
-    /// Ticks that they may stay in flight [default: one revolution]
+    /// Ticks that the messages may stay in flight [default: one revolution]
     #[arg(long, value_name = "TICKS", value_parser = clap::value_parser!(u16).range(1..))]
     ack_timeout_ticks: Option<u16>,
-    /// The attempt, which comes back with the timeout
+    /// Number of this attempt to push the messages; a timeout batch repeats it
     #[arg(long, default_value_t = 1, value_name = "N")]
     attempt: u8,
     #[command(flatten)]
@@ -34,7 +34,7 @@ pub(super) struct Del {
     /// Messages, as ID or ID:CLIENT
     #[arg(required = true, value_name = "ID[:CLIENT]")]
     messages: Vec<Message>,
-    /// Withdraw them, because their push failed
+    /// Withdraw the messages, because their push failed
     #[arg(long)]
     withdraw: bool,
     #[command(flatten)]
@@ -54,9 +54,9 @@ pub(super) struct Ping {
 /// Manage groups of subscribers
 #[derive(Debug, Subcommand)]
 pub(super) enum Group {
-    /// Delete a group without subscribers, and what it has not acknowledged
+    /// Delete a group without subscribers, and the batches that it has not acknowledged
     Delete {
-        /// Its name
+        /// The name of the group
         name: GroupName,
         #[command(flatten)]
         connect: Connect,

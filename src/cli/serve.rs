@@ -22,7 +22,7 @@ pub struct Serve {
     /// TOML file with settings; examples/ackwheel.toml has every key with its default [default: none]
     #[arg(long, env = "ACKWHEEL_CONFIG", value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(super) config: Option<PathBuf>,
-    /// Check the settings, say whether they are right, and stop: nothing is listened on, nothing written
+    /// Check the settings, say whether they are right, and stop, without listening or writing to a file
     #[arg(long)]
     check_config: bool,
     #[command(flatten)]

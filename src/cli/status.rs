@@ -39,10 +39,10 @@ const GROUP: usize = 24;
 /// redelivered by default.
 const LONG_WAIT: Duration = Duration::from_secs(60);
 
-/// The time by which a pointer must be late to count as stalled. It must also be more than [`TICKS_BEHIND`] ticks late.
-/// A pointer that is less late may be about to move.
+/// A pointer counts as stalled if it is late by more than this time, and also by more than [`TICKS_BEHIND`] ticks. A
+/// pointer that is less late may be about to move.
 const LONG_BEHIND: Duration = Duration::from_secs(2);
-/// The number of ticks by which a pointer must be late to count as stalled. See [`LONG_BEHIND`].
+/// A pointer counts as stalled if it is late by more ticks than this, and also by more than [`LONG_BEHIND`].
 const TICKS_BEHIND: u32 = 2;
 
 /// How many characters of an error answer are printed. A sidecar's answer is shorter, but another server may send a
@@ -61,7 +61,7 @@ pub(super) struct Status {
     /// Print JSON, as GET /status does
     #[arg(long)]
     json: bool,
-    /// The ring to draw slot by slot, where there are several [default: none]
+    /// The ring to draw slot by slot, if there are several [default: none]
     #[arg(long, value_name = "N", conflicts_with = "json")]
     ring: Option<u16>,
     /// How long to wait for the answer
@@ -92,7 +92,7 @@ fn draw(report: &StatusReport, only: Option<u16>) -> Result<String, Failure> {
     let rings: Vec<&RingStatus> = report.rings.iter().filter(drawn).collect();
     if let (Some(number), []) = (only, &rings[..]) {
         let count = report.rings.len();
-        return Err(Failure::Usage(format!("--ring {number}: there are {count} rings, from 0 on")));
+        return Err(Failure::Usage(format!("--ring {number}: there are {count} rings, numbered from 0")));
     }
     let mut text = String::new();
     draw_status(&mut text, report, &rings).expect("a string takes every text");
@@ -111,8 +111,8 @@ fn draw_status(text: &mut String, report: &StatusReport, rings: &[&RingStatus]) 
 }
 
 /// Draws a note for each kind of problem, or a line that says that there is no problem. One kind is a storm: a tick
-/// with so many timeouts that a fault on the server side is likely. Only the leader of a ring knows its storms, so adds
-/// a hint if another sidecar leads a ring.
+/// with so many timeouts that a fault on the server side is likely. Only the leader of a ring knows its storms. If
+/// another sidecar leads a ring, also draws a hint to ask that sidecar.
 fn draw_notes(text: &mut String, report: &StatusReport) -> fmt::Result {
     let StatusReport { tick_ms, rings, groups, .. } = report;
     let begin = text.len();
@@ -251,8 +251,8 @@ fn draw_groups(text: &mut String, groups: &[GroupReport]) -> fmt::Result {
     for group in groups {
         let mut name = fitted(&group.group, COLUMNS - 2);
         let mark = mark(waits_long(group), '!');
-        // A group name takes one column per character. A long name gets its own line and is not cut, because long names
-        // often differ only at their ends.
+        // Group names are ASCII, so the number of bytes is the width in columns. A long name gets its own line and is
+        // not cut, because long names often differ only at their ends.
         if name.len() > GROUP {
             writeln!(text, "{mark} {name}")?;
             name.clear();
@@ -323,7 +323,7 @@ mod tests {
             assert!(text.contains("\n1,000,000,012 in flight, 7 closing\n"), "{text}");
             assert_eq!(text.matches(&format!("\n> slot {at:>4} ")).count(), 1, "{text}");
             assert!(text.contains(&format!("|{}|", "#".repeat(BAR))), "{text}");
-            assert!(text.contains(&format!("|#{}| {:>COUNT$}\n", " ".repeat(BAR - 1), 5)), "any is seen: {text}");
+            assert!(text.contains(&format!("|#{}| {:>COUNT$}\n", " ".repeat(BAR - 1), 5)), "a small bar: {text}");
         }
     }
 
@@ -386,7 +386,7 @@ mod tests {
         }
         let mut unled = behind(1_000, 60.0);
         unled.rings[0].leader = None;
-        assert!(!drawn(&unled, None).contains("stalled"), "it is told once what is wrong");
+        assert!(!drawn(&unled, None).contains("stalled"), "a ring is reported for one reason only");
     }
 
     #[test]
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_that_cannot_be_do_not_end_it() {
+    fn a_sum_of_counts_that_overflows_does_not_panic() {
         let mut rings = vec![ring(0, Some("a"), vec![0; 62]), ring(1, Some("a"), vec![0; 62])];
         rings[0].slots.fill(u64::MAX);
         for ring in &mut rings {
@@ -435,12 +435,12 @@ mod tests {
         assert!(text.contains("\n! batches older than 1m: 1 of 3 groups; "), "{text}");
         assert!(text.contains(&format!("\n! {long}\n!   ")), "{text}");
         assert!(text.contains(" 1,000,000,000             3     24h\n"), "{text}");
-        assert!(text.contains("      0             3       -\n"), "without a batch there is no oldest: {text}");
+        assert!(text.contains("      0             3       -\n"), "no batch, so no age: {text}");
         assert!(text.contains("\n  default ") && text.contains("\n  audit "), "{text}");
         assert!(!text.contains("\nok: "), "{text}");
         let led = RingStatus { leads: true, ..ring(0, Some("a"), vec![0]) };
         let mut alone = report(vec![led], vec![GroupReport { subscribers: 0, ..group("default", 1, 0.0) }]);
-        assert!(drawn(&alone, None).contains("\nok: "), "of others' subscribers nothing is known here");
+        assert!(drawn(&alone, None).contains("\nok: "), "other sidecars may have subscribers of the group");
         alone.store = String::from("memory");
         let text = drawn(&alone, None);
         assert!(text.contains("\n! groups with batches and no subscriber: 1 of 1 groups\n"), "{text}");

@@ -16,7 +16,8 @@ use crate::client::{ClientError, Delivered, SubscribeOptions, Subscription};
 use crate::core::{BatchId, GroupName, TickCounts};
 use crate::protocol::frame::TimeoutBatch;
 
-/// The minimum age of a batch whose line of text shows the age. The clients in such an old batch may be online again.
+/// The age from which the line of a batch shows how old the batch is. The clients in such an old batch may be online
+/// again.
 const OLD: Duration = Duration::from_secs(10);
 
 /// How long to wait for a batch before checking whether the connection is lost.
@@ -24,18 +25,18 @@ const LOOK: Duration = Duration::from_millis(500);
 
 /// Print timeout batches as they come
 ///
-/// Without --group you look on as a group of your own that takes nothing from the logic nodes. With --group you are a
+/// Without --group, you get a group of your own, and the logic nodes still receive all batches. With --group, you are a
 /// member of that group and share its batches.
 ///
 /// A line is at most 80 columns long: the tick (and the ring, unless it is 0), the messages in this batch and those of
-/// its tick that timed out, and the messages, as many as fit. It says so if the batch is old, redelivered, of a
-/// storm, or drained. A lost connection is made again.
+/// its tick that timed out, and the messages, as many as fit. The line also says if the batch is old, redelivered, of a
+/// storm, or drained. After a lost connection, the command reconnects.
 #[derive(Args, Debug)]
 pub(super) struct Watch {
     /// The group to join, as the logic nodes do
     #[arg(long, value_name = "NAME")]
     group: Option<GroupName>,
-    /// Print an object a line, with every message
+    /// Print one JSON object per batch, with every message
     #[arg(long)]
     json: bool,
     /// End after this many batches
@@ -45,7 +46,7 @@ pub(super) struct Watch {
     /// arrives once --credit is used up
     #[arg(long)]
     no_ack: bool,
-    /// Messages to hold unacknowledged at most
+    /// Maximum number of unacknowledged messages
     #[arg(long, default_value_t = 16_384, value_name = "MESSAGES", value_parser = clap::value_parser!(u32).range(1..))]
     credit: u32,
     #[command(flatten)]
@@ -88,7 +89,7 @@ impl Watch {
             if subscription.reconnects() > reconnects {
                 reconnects = subscription.reconnects();
                 let missing = if self.group.is_none() {
-                    ", and batches that were delivered meanwhile are missing"
+                    ", and batches that were delivered during the outage are missing"
                 } else {
                     ""
                 };
@@ -101,7 +102,7 @@ impl Watch {
             {
                 // The subscription sends the acknowledgement again after it reconnects, or when the server redelivers
                 // the batch.
-                remark(format_args!("batch {} was printed, not acknowledged: {error}", delivered.id));
+                remark(format_args!("batch {} was printed but not acknowledged: {error}", delivered.id));
             }
         }
         Ok(())

@@ -114,7 +114,7 @@ impl Connection<'_> {
             // `select!` is not biased here: a constant stream of reads must not starve writes, nor the reverse.
             tokio::select! {
                 written = self.outgoing.write(), if self.outgoing.has_unwritten() => if let Err(error) = written {
-                    // The server may have sent answers and an Error before it closed.
+                    // The server may have sent answers and an Error before it closed the connection.
                     self.read_received().await?;
                     return Err(error);
                 },
@@ -230,9 +230,9 @@ impl Connection<'_> {
     }
 
     /// Fails requests that have timed out, and checks the keep-alive, which pings a silent server. If the timer fired
-    /// more than [`SHORTEST_STALL`] late, this process was stalled. In this case, postpones both by [`CLOCK_BEAT`], but
-    /// not twice in a row. So the task first reads data that arrived during the stall. After a stall, the server has
-    /// one whole ping interval to answer.
+    /// more than [`SHORTEST_STALL`] late, this process was stalled. In this case, postpones the timeouts and the
+    /// check by [`CLOCK_BEAT`], but not twice in a row. The delay lets the task first read data that arrived during the
+    /// stall. After a stall, the server has one whole ping interval to answer.
     async fn timer_fired(&mut self) -> io::Result<()> {
         let now = Instant::now();
         if now.saturating_duration_since(self.timer.deadline()) > SHORTEST_STALL {

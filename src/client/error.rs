@@ -59,7 +59,7 @@ pub enum ClientError {
     },
 
     /// The peer violated the protocol.
-    #[error("{0}; is that an ackwheel, and of a version that this client knows?")]
+    #[error("{0}; is the server an ackwheel of a version that this client knows?")]
     Protocol(String),
 
     /// The request is invalid and was not sent.
@@ -125,7 +125,7 @@ impl ClientError {
     }
 }
 
-/// Returns a question for the error text, which helps to find the cause. Returns no text if a server answered that is
+/// Returns a question for the error text, which helps to find the cause. Returns no text if a server answered, but is
 /// not trusted, speaks no TLS, or sends invalid frames.
 fn question(cause: &io::Error) -> &'static str {
     if cause.kind() == io::ErrorKind::InvalidData { "" } else { "; is ackwheel serving there?" }

@@ -194,8 +194,8 @@ pub(crate) async fn open(address: &Address, options: &ClientOptions) -> Result<O
 /// announcements that the server will close the connection.
 async fn ask(incoming: &mut Incoming, outgoing: &mut Outgoing, correlation: u32, body: Body) -> io::Result<Body> {
     outgoing.encode(correlation, body);
-    // If the write fails, the server may have sent an Error before it closed. So read first, and report the write error
-    // only if reading fails too.
+    // If the write fails, the server may have sent an Error before it closed the connection. So read first, and report
+    // the write error only if reading fails too.
     let mut unwritten = outgoing.write_all().await.err();
     loop {
         let frame = incoming.read_frame().await.map_err(|error| unwritten.take().unwrap_or(error))?;
@@ -213,7 +213,7 @@ async fn ask(incoming: &mut Incoming, outgoing: &mut Outgoing, correlation: u32,
 }
 
 fn unexpected(body: &Body) -> io::Error {
-    malformed(format!("the server began with {}, which it may not", body.frame_type().as_str()))
+    malformed(format!("the server began with {}, which is not allowed there", body.frame_type().as_str()))
 }
 
 fn malformed(text: impl Into<String>) -> io::Error {

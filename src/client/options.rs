@@ -42,8 +42,8 @@ pub struct ClientOptions {
     pub request_timeout: Duration,
     /// The timeout for opening a connection, including the handshake.
     pub connect_timeout: Duration,
-    /// The pause before the first attempt to reconnect. The pause doubles with every attempt. Each actual pause is a
-    /// random time between half of this pause and the whole.
+    /// The pause before the first attempt to reconnect. The pause doubles with every attempt. The client waits for a
+    /// random part of each pause, at least half of it.
     pub first_backoff: Duration,
     /// The maximum pause between two attempts to reconnect. It is also the pause after the server refused a connection.
     pub max_backoff: Duration,

@@ -16,7 +16,7 @@ use crate::protocol::frame::{Body, Frame, FrameType};
 /// The highest bit of a frame type: set in an answer, clear in its request.
 const ANSWER_BIT: u8 = 0x80;
 
-/// The minimum number of permits that a request holds of the window. The window is a semaphore with one permit per
+/// The minimum number of permits of the window that a request holds. The window is a semaphore with one permit per
 /// message, which bounds the memory of pending requests. A request in flight keeps this minimum, because its caller
 /// still occupies memory.
 pub(super) const LEAST_WEIGHT: usize = 8;
@@ -106,8 +106,8 @@ impl PendingRequests {
     }
 
     /// Sends an answer to its caller. An answer of the wrong type fails the request. Returns whether the server was
-    /// allowed to send this answer: the answer must have the right type and the correlation id of a request. This
-    /// request may have timed out. A Pong is also allowed under an unused id.
+    /// allowed to send this answer: the answer must have the right type and the correlation id of a request. A late
+    /// answer to a request that has timed out is allowed. A Pong is also allowed under an unused id.
     pub(super) fn answer(&mut self, correlation: u32, answer: Answer) -> bool {
         let Some(sequence) = self.sequence(correlation) else { return matches!(answer, Ok(Body::Pong(_))) };
         let Some(caller) = self.in_flight.remove(&sequence) else { return true };
@@ -206,7 +206,7 @@ impl PendingRequests {
     }
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "the lower half")]
+#[expect(clippy::cast_possible_truncation, reason = "the lower 32 bits are the id")]
 const fn correlation_of(sequence: u64) -> u32 {
     sequence as u32
 }
@@ -249,11 +249,11 @@ mod tests {
         assert_eq!((first, second, third), (u32::MAX - 1, u32::MAX, 3));
         assert!(requests.answer(3, Ok(Body::Pong(vec![7]))));
         assert_eq!(answered.try_recv().unwrap().unwrap(), Body::Pong(vec![7]));
-        assert!(requests.answer(3, Ok(Body::GroupDeleteAnswer)), "too late");
+        assert!(requests.answer(3, Ok(Body::GroupDeleteAnswer)), "request 3 is no longer in flight");
         for never in [0, 1, 2] {
             assert!(!requests.answer(never, Ok(Body::GroupDeleteAnswer)), "{never}");
         }
-        assert!(!requests.answer(first, Ok(Body::GroupDeleteAnswer)), "the wrong type");
+        assert!(!requests.answer(first, Ok(Body::GroupDeleteAnswer)), "the answer has the wrong type");
         assert!(requests.answer(second, Ok(Body::Pong(vec![]))));
     }
 
@@ -275,7 +275,7 @@ mod tests {
         let (_, mut second_answered) = ask(&mut requests, now + Duration::from_secs(1));
         requests.expire_in_flight(now);
         assert!(first_answered.try_recv().unwrap().is_err());
-        assert!(second_answered.try_recv().is_err(), "still waiting");
+        assert!(second_answered.try_recv().is_err(), "the second request still waits");
         assert_eq!(requests.next_deadline(), Some(now + Duration::from_secs(1)));
     }
 }

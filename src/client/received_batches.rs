@@ -223,9 +223,9 @@ mod tests {
         assert_eq!(received.deliver(batch(0, 5, 2)), DeliverOutcome::Kept);
         assert_eq!(received.deliver(batch(2, 5, 1)), DeliverOutcome::Kept);
         assert_eq!(received.deliver(batch(3, 1, 1)), DeliverOutcome::NoRoom);
-        assert_eq!(read_all(&received), [(0, 2), (1, 1), (2, 1)], "the last did not fit");
+        assert_eq!(read_all(&received), [(0, 2), (1, 1), (2, 1)], "batch 3 did not fit");
         assert_eq!(received.deliver(batch(3, 1, 2)), DeliverOutcome::Kept);
-        assert_eq!(read_all(&received), [(3, 2)], "and fits when it comes again");
+        assert_eq!(read_all(&received), [(3, 2)], "batch 3 fits when it is redelivered");
     }
 
     #[test]
@@ -241,7 +241,7 @@ mod tests {
         assert_eq!(received.deliver(batch(2, 9, 1)), DeliverOutcome::Kept);
         assert_eq!(received.deliver(batch(3, 1, 1)), DeliverOutcome::Kept);
         assert_eq!(received.deliver(batch(4, 1, 1)), DeliverOutcome::NoRoom);
-        assert_eq!(read_all(&received), [(2, 1), (3, 1)], "all of the credit is there again");
+        assert_eq!(read_all(&received), [(2, 1), (3, 1)], "the reads have freed the whole credit");
     }
 
     #[test]
@@ -249,17 +249,17 @@ mod tests {
         let received = ReceivedBatches::new(10, "default".to_owned());
         assert_eq!(received.deliver(batch(0, 9, 1)), DeliverOutcome::Kept);
         assert_eq!(read_all(&received), [(0, 1)]);
-        assert_eq!(received.deliver(batch(0, 9, 2)), DeliverOutcome::Kept, "its reader may be slow");
+        assert_eq!(received.deliver(batch(0, 9, 2)), DeliverOutcome::Kept, "the reader has not acknowledged it");
         let ids = [batch(0, 9, 1).id];
         let acknowledgement = received.acknowledge(&ids);
-        assert_eq!(read_all(&received), [], "the copy is of no use any more");
+        assert_eq!(read_all(&received), [], "the acknowledgement drops the unread copy");
         assert_eq!(received.deliver(batch(0, 9, 3)), DeliverOutcome::Acknowledged(AckState::Asked));
         drop(acknowledgement);
         assert_eq!(received.deliver(batch(0, 9, 4)), DeliverOutcome::Acknowledged(AckState::Unanswered));
         assert_eq!(received.unanswered(), ids);
         received.settled(&ids);
         assert_eq!(received.deliver(batch(0, 9, 5)), DeliverOutcome::Kept);
-        assert_eq!(received.deliver(batch(1, 9, 1)), DeliverOutcome::Kept, "all of the credit was there");
+        assert_eq!(received.deliver(batch(1, 9, 1)), DeliverOutcome::Kept, "only 9 of the credit of 10 is used");
         assert_eq!(read_all(&received), [(0, 5), (1, 1)]);
     }
 
@@ -281,7 +281,7 @@ mod tests {
         let (lost, settled) = ([batch(1, 1, 1).id], [batch(2, 1, 1).id]);
         let acknowledgement = received.acknowledge(&lost);
         assert_eq!(received.deliver(batch(1, 1, 2)), DeliverOutcome::Acknowledged(AckState::Asked));
-        assert!(received.unanswered().is_empty(), "its answer may still come");
+        assert!(received.unanswered().is_empty(), "the answer to the acknowledgement may still come");
         drop(acknowledgement);
         let acknowledgement = received.acknowledge(&settled);
         received.settled(&settled);

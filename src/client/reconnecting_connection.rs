@@ -285,8 +285,8 @@ impl Drop for Task {
     }
 }
 
-/// Returns the pause after `attempts` attempts. The pause doubles with every attempt. Part of it is random, so that
-/// many clients do not reconnect at the same moment.
+/// Returns the pause after `attempts` attempts. The pause doubles with every attempt. Part of the pause is random,
+/// so that many clients do not reconnect at the same moment.
 fn backoff(options: &ClientOptions, attempts: u32) -> Duration {
     // Without a pause, dialing an unreachable server would keep a CPU core busy.
     let first = options.first_backoff.max(Duration::from_millis(1));

@@ -24,7 +24,7 @@ use crate::protocol::frame::{Body, MAX_BATCH_IDS, TimeoutBatch, Welcome};
 ///
 /// After a lost connection, the stream subscribes again with the same options. If the options name no group, the server
 /// creates a new group for it. The reader sees no error; [`reconnects`](Subscription::reconnects) counts these events.
-/// The stream yields only an error that is not retryable, and then ends.
+/// The stream yields an error only if the error is not retryable, and then ends.
 ///
 /// The server redelivers a batch if it is not acknowledged in time, or if its subscriber loses the connection. The
 /// batch goes to this subscriber or to another member of the group. A redelivered batch has the same [`BatchId`].

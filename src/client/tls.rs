@@ -24,8 +24,8 @@ impl Tls {
     ///
     /// # Errors
     ///
-    /// Fails if the file cannot be read, has no certificate, or has a certificate that cannot be used as that of an
-    /// authority.
+    /// Fails if the file cannot be read, has no certificate, or has a certificate that cannot be used as the
+    /// certificate of an authority.
     pub fn trusting(file: &Path) -> io::Result<Tls> {
         let wrong = |error: &dyn fmt::Display| {
             io::Error::new(io::ErrorKind::InvalidData, format!("{}: {error}", file.display()))
@@ -65,12 +65,12 @@ impl Tls {
 fn not_trusted(cause: &CertificateError) -> String {
     let cause = match cause {
         CertificateError::UnknownIssuer | CertificateError::BadSignature => "no trusted authority signed it",
-        CertificateError::Expired | CertificateError::ExpiredContext { .. } => "it has run out: renew it there",
+        CertificateError::Expired | CertificateError::ExpiredContext { .. } => "it has expired: renew it there",
         CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
-            "it is not valid yet: are the clocks right, here and there?"
+            "it is not valid yet: are the clocks of client and server right?"
         }
         CertificateError::Other(other) if format!("{other:?}").contains("CaUsedAsEndEntity") => {
-            "it is that of an authority; one that vouches for itself needs basicConstraints CA:FALSE"
+            "it is the certificate of an authority; a self-signed one needs basicConstraints CA:FALSE"
         }
         cause => &cause.to_string(),
     };

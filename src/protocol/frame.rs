@@ -187,7 +187,7 @@ pub enum Body {
         /// The id of the batch.
         batch: BatchId,
         /// The delay before the server may redeliver the batch to the same subscriber, in ms. The server doubles the
-        /// delay with every return of the batch, up to its redelivery timeout.
+        /// delay with every return of the batch, up to the redelivery timeout.
         delay_ms: u32,
     },
     /// The answer to BatchNack.
@@ -286,9 +286,9 @@ pub struct TimeoutBatch {
     pub delivery_count: u32,
     /// The time since the tick expired, in ms.
     pub age_ms: u64,
-    /// How many messages of the tick were added and acknowledged, and two flags. The tick is a storm if a fault on the
-    /// server side is likely to have caused its many timeouts. It is drained if the server delivers it early, because
-    /// it shuts down.
+    /// How many messages of the tick were added and acknowledged, and two flags. `storm` says that a fault on the
+    /// server side is likely to have caused the many timeouts of the tick. `drained` says that the messages are
+    /// delivered before their deadline, because the server shuts down.
     pub counts: TickCounts,
     /// Whether this is the last batch of the tick.
     pub last: bool,

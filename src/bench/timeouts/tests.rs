@@ -7,8 +7,8 @@ fn ids() -> Ids {
     Ids::new(3, 0.5, false, 2)
 }
 
-/// Returns the first `count` numbers of the messages that the load acknowledges, or (if `acked` is false) of those that
-/// it does not acknowledge.
+/// Returns the numbers of the first `count` messages that the load acknowledges. If `acked` is false, returns the
+/// numbers of messages that it does not acknowledge.
 fn numbers(acked: bool, count: usize) -> Vec<u64> {
     (0..).filter(|number| ids().is_acked(CONNECTION, *number) == acked).take(count).collect()
 }

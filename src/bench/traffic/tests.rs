@@ -75,7 +75,7 @@ impl Server {
                 self.asked.push((FrameKind::Ping, Vec::new()));
                 Body::Pong(payload)
             }
-            other => panic!("a load asks no {other:?}"),
+            other => panic!("a load never sends {other:?}"),
         };
         Frame::new(correlation, body)
     }
@@ -202,7 +202,7 @@ fn traffic_order<'a>(server: &'a Server, shared: &'a LoadState) -> impl Iterator
     let mut numbers: Vec<u64> = server
         .in_flight
         .iter()
-        .map(|id| shared.ids.origin(Message::new(*id, 0)).expect("it is of this load").1)
+        .map(|id| shared.ids.origin(Message::new(*id, 0)).expect("the message belongs to this load").1)
         .collect();
     numbers.sort_unstable();
     numbers.into_iter().map(|number| shared.ids.message(1, number).msg_id.0)
@@ -252,15 +252,15 @@ fn at_a_fixed_rate_a_server_that_stands_still_at_the_end_hides_nothing() {
     for now in [0, 100, 200, 900, 1_100, 1_900] {
         traffic.requests(filled + now * MS, &mut out);
     }
-    assert!(!traffic.is_done(filled + 1_950 * MS), "what was made is not answered");
+    assert!(!traffic.is_done(filled + 1_950 * MS), "requests are still unanswered");
     let now = filled + 3_000 * MS;
     let answers = server.answer(&std::mem::take(&mut out));
     assert_eq!(traffic.answers(&answers, now, &mut out), Ok(answers.len()));
     traffic.requests(now, &mut out);
-    assert!(out.is_empty() && traffic.is_done(now), "a second after the end no more is made");
+    assert!(out.is_empty() && traffic.is_done(now), "more than a second after the end, no request is made");
     traffic.count_missed(now);
     let (counters, recorder) = (traffic.counters(), shared.recorder(1).lock());
-    assert_eq!((counters.added, counters.acked, counters.frames, counters.not_made), (0, 0, 0, 8), "none in time");
+    assert_eq!((counters.added, counters.acked, counters.frames, counters.not_made), (0, 0, 0, 8), "all too late");
     for histogram in [&recorder.adds, &recorder.dels] {
         assert_eq!(histogram.len(), 10);
         assert!(histogram.min().abs_diff(2_100 * MS) <= 5 * MS && histogram.max().abs_diff(3_000 * MS) <= 5 * MS);
@@ -296,7 +296,11 @@ fn the_tick_is_seen_when_a_request_is_made_and_not_when_it_was_due() {
     traffic.requests(made_at, &mut out);
     let answers = server.answer(&std::mem::take(&mut out));
     assert_eq!(traffic.answers(&answers, made_at + 1_000_000, &mut out), Ok(answers.len()));
-    assert_eq!(shared.recorder(1).lock().tick_times.last_at_or_before(115), Some(made_at), "due 2 ms before");
+    assert_eq!(
+        shared.recorder(1).lock().tick_times.last_at_or_before(115),
+        Some(made_at),
+        "the request tells the tick of the time at which it was made"
+    );
 }
 
 #[test]

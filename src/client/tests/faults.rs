@@ -109,7 +109,7 @@ async fn requests_that_a_server_does_not_read_wait_within_bounds_and_then_fail()
         written.push(may_be_applied);
     }
     assert!(written[0] && !written[79], "{written:?}");
-    assert!(written.is_sorted_by(|earlier, later| earlier >= later), "in order: {written:?}");
+    assert!(written.is_sorted_by(|earlier, later| earlier >= later), "requests are written in order: {written:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -125,7 +125,7 @@ async fn a_silent_server_is_asked_and_then_given_up() {
     assert_eq!(session.frame().await.body, Body::GroupDelete("a".to_owned()));
     clock.pass(SECOND * 9).await;
     assert_eq!(session.frame().await.body, Body::Ping(Vec::new()));
-    assert!(!call.is_finished(), "two intervals are not yet over");
+    assert!(!call.is_finished(), "two intervals have not passed yet");
     clock.pass(SECOND * 2).await;
     let error = assert_outcome_unknown(call.await.unwrap());
     assert!(error.to_string().contains("nothing was heard of the server"), "{error}");

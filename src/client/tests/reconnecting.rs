@@ -113,7 +113,7 @@ async fn a_refused_connection_fails_who_waits_and_is_not_tried_again_fast() {
     drop(session);
     assert_eq!(assert_not_applied(waiting.await.unwrap()).reason(), Some(Reason::Unauthorized));
     clock.pass(SECOND * 9 / 10).await;
-    assert!(futures_util::poll!(std::pin::pin!(peer.accept())).is_pending(), "half of the longest pause");
+    assert!(futures_util::poll!(std::pin::pin!(peer.accept())).is_pending(), "it waits half of the longest pause");
     let mut session = clock.until(peer.greet(welcome())).await;
     let (answer, ()) = tokio::join!(client.ping(b"healed"), session.pong());
     answer.unwrap();

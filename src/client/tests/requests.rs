@@ -74,7 +74,7 @@ async fn calls_keep_their_order_in_one_write_and_find_their_answers_in_any() {
         let frames = [first, session.frame().await, session.frame().await, session.frame().await];
         let types = frames.each_ref().map(|frame| frame.body.frame_type().as_str());
         assert_eq!(types, ["add_new_msg", "del_msg", "group_delete", "ping"]);
-        assert!(in_the_same_read > 0 && session.input.is_empty(), "all in one write");
+        assert!(in_the_same_read > 0 && session.input.is_empty(), "all requests come in one write");
         let answers = [added(1), acked(1), Body::GroupDeleteAnswer, Body::Pong(b"1".to_vec())];
         for (frame, answer) in frames.into_iter().zip(answers).rev() {
             session.send(frame.correlation, answer).await;
@@ -104,7 +104,7 @@ async fn long_slices_are_split_by_the_server_s_limits_and_their_answers_put_toge
             asked.extend(messages);
             correlations.push(correlation);
         }
-        assert_eq!(asked, all, "in order, and before the first answer");
+        assert_eq!(asked, all, "the client sends all frames in order, before the first answer");
         let outcome = [AddOutcome::Added, AddOutcome::Rearmed, AddOutcome::Added];
         for (position, count) in [(2, 5), (0, 10), (1, 10)] {
             let deadline = Tick(100 + position as u64);
@@ -114,7 +114,7 @@ async fn long_slices_are_split_by_the_server_s_limits_and_their_answers_put_toge
     };
     let (answer, ()) = tokio::join!(client.add_new_msg(&all, AddOptions::default()), script);
     let answer = answer.unwrap();
-    assert_eq!(answer.deadline, Tick(102), "that of the last");
+    assert_eq!(answer.deadline, Tick(102), "the call returns the latest deadline");
     let rearmed: Vec<usize> =
         (0..25).filter(|position| answer.outcomes[*position] == AddOutcome::Rearmed).collect();
     assert_eq!(rearmed, (10..20).collect::<Vec<_>>());

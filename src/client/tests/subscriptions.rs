@@ -119,17 +119,17 @@ async fn an_ack_that_is_lost_with_its_connection_is_repeated_and_its_batch_is_no
 
     let (mut session, _) = peer.greet_subscriber(subscribed("default")).await;
     let Frame { correlation, body } = session.frame().await;
-    assert_eq!(body, Body::BatchAck(vec![batch(0).id]), "before anything else");
-    // The sidecar sent this batch again before it received the repeated acknowledgement. It did not receive the first
-    // one.
+    assert_eq!(body, Body::BatchAck(vec![batch(0).id]), "the client first repeats the acknowledgement");
+    // The sidecar redelivers this batch before it receives the repeated acknowledgement. It never received the first
+    // acknowledgement.
     session.send(SUBSCRIPTION, Body::TimeoutBatch(TimeoutBatch { delivery_count: 2, ..batch(0) })).await;
     let again = session.frame().await;
-    assert_eq!(again.body, Body::BatchAck(vec![batch(0).id]), "also when it comes again");
+    assert_eq!(again.body, Body::BatchAck(vec![batch(0).id]), "the redelivered batch is acknowledged too");
     session.send(correlation, Body::BatchAckAnswer { settled: 1 }).await;
     session.send(again.correlation, Body::BatchAckAnswer { settled: 0 }).await;
     session.send(SUBSCRIPTION, Body::TimeoutBatch(batch(1))).await;
     let next = subscription.next().await.unwrap().unwrap();
-    assert_eq!((next.id, subscription.reconnects()), (batch(1).id, 1), "the first was not yielded again");
+    assert_eq!((next.id, subscription.reconnects()), (batch(1).id, 1), "batch 0 is not yielded again");
     // After the batch is settled, the subscription has forgotten it.
     session.send(SUBSCRIPTION, Body::TimeoutBatch(TimeoutBatch { delivery_count: 3, ..batch(0) })).await;
     assert_eq!(subscription.next().await.unwrap().unwrap().delivery_count, 3);

@@ -155,7 +155,7 @@ fn add_new_msg_answer(fields: &mut Fields<'_>) -> Result<AddNewMsgAnswer, Refusa
     if found != rearmed || !unused_are_zero {
         let text = format_args!(
             "says that {rearmed} of {count} messages were re-armed, but its bits say {found}: set one bit for \
-             each of them and leave the unused bits 0"
+             each re-armed message and leave the unused bits 0"
         );
         return Err(fields.wrong(text));
     }
@@ -180,7 +180,8 @@ fn timeout_batch(fields: &mut Fields<'_>) -> Result<TimeoutBatch, Refusal> {
     let age_ms = fields.u64("age_ms")?;
     let (added, acked) = (fields.u64("added")?, fields.u64("acked")?);
     if added < acked {
-        let text = format_args!("says that {added} were added and {acked} acknowledged: acked is part of added");
+        let text =
+            format_args!("says that {added} were added and {acked} acknowledged: acked must not exceed added");
         return Err(fields.wrong(text));
     }
     let count = fields.count_of_list(MAX_BATCH_MESSAGES, TIMED_OUT_LENGTH)?;

@@ -239,7 +239,7 @@ pub(super) fn add_new_msg_answer<T>(
     is_rearmed: impl Fn(&T) -> bool,
     out: &mut BytesMut,
 ) -> u8 {
-    debug_assert!((1..=MAX_MESSAGES).contains(&outcomes.len()), "as many as in the request");
+    debug_assert!((1..=MAX_MESSAGES).contains(&outcomes.len()), "one per message of the request");
     out.put_u64(deadline.0);
     out.put_u32(u32_of(outcomes.len()));
     out.put_u32(u32_of(outcomes.iter().filter(|outcome| is_rearmed(outcome)).count()));
@@ -251,7 +251,7 @@ pub(super) fn add_new_msg_answer<T>(
 
 /// Appends the body of a DelMsgAnswer, and returns its flags.
 pub(super) fn del_msg_answer<T>(outcomes: &[T], number: impl Fn(&T) -> u8, out: &mut BytesMut) -> u8 {
-    debug_assert!((1..=MAX_MESSAGES).contains(&outcomes.len()), "as many as in the request");
+    debug_assert!((1..=MAX_MESSAGES).contains(&outcomes.len()), "one per message of the request");
     out.put_u32(u32_of(outcomes.len()));
     let bytes = extended(out, outcomes.len());
     bytes.iter_mut().zip(outcomes).for_each(|(byte, outcome)| *byte = number(outcome));
@@ -269,7 +269,7 @@ fn extended(out: &mut BytesMut, count: usize) -> &mut [u8] {
 /// Appends the body of a TimeoutBatch and returns its flags. Writes `messages` and ignores the messages in `header`.
 fn timeout_batch(header: &TimeoutBatch, messages: &[TimedOut], out: &mut BytesMut) -> u8 {
     let TickCounts { added, acked, storm, drained } = header.counts;
-    debug_assert!((1..=MAX_BATCH_MESSAGES).contains(&messages.len()), "ticks are split, empty ones skipped");
+    debug_assert!((1..=MAX_BATCH_MESSAGES).contains(&messages.len()), "large ticks are split");
     debug_assert!(added >= acked, "acknowledged messages were added");
     put_batch_id(header.id, out);
     out.put_u32(header.delivery_count);
@@ -306,8 +306,8 @@ fn put_u64s(column: impl ExactSizeIterator<Item = u64>, out: &mut BytesMut) {
     }
 }
 
-/// Appends a text after its length in one byte. A text of more than 255 bytes is cut. A group name that was cut is
-/// still longer than any valid name, so the server refuses it.
+/// Appends the length of a text as one byte, then the text. A text of more than 255 bytes is cut. A group name that was
+/// cut is still longer than any valid name, so the server refuses it.
 fn put_short_text(text: &str, out: &mut BytesMut) {
     debug_assert!(u8::try_from(text.len()).is_ok(), "checked where the text comes from: {text:?}");
     let mut end = text.len().min(usize::from(u8::MAX));

@@ -17,9 +17,9 @@ pub(super) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// Creates a reader for a frame. Refuses an unknown type, flags that the type does not define, and a wrong status.
-    /// This build does not know what they mean, so it must not ignore them. The status must be the error code in an
-    /// Error, and 0 in any other frame.
+    /// Creates a reader for a frame. Refuses an unknown type, flags that the type does not define, and a wrong status:
+    /// this build does not know their meaning, so it must not ignore them. In an Error, the status must be the error
+    /// code. In any other frame, the status must be 0.
     pub(super) fn of(frame: &RawFrame<'a>) -> Result<Fields<'a>, Refusal> {
         let RawFrame { number, flags, status, body, .. } = *frame;
         let Some(frame_type) = FrameType::from_number(number) else {
@@ -33,7 +33,7 @@ impl<'a> Fields<'a> {
         let fields = Fields { frame_type, flags, rest: body };
         let undefined = flags & !flag::defined(frame_type);
         if undefined != 0 {
-            let text = format_args!("has flags {undefined:#04x} that it does not define: leave them 0");
+            let text = format_args!("has flags {undefined:#04x}, which its type does not define: leave them 0");
             return Err(fields.wrong(text));
         }
         match (frame_type, status) {
@@ -49,7 +49,7 @@ impl<'a> Fields<'a> {
     pub(super) fn end(&self) -> Result<(), Refusal> {
         match self.rest.len() {
             0 => Ok(()),
-            extra => Err(self.wrong(format_args!("has {extra} bytes behind its last field: leave them out"))),
+            extra => Err(self.wrong(format_args!("has {extra} bytes after its last field: leave them out"))),
         }
     }
 
@@ -87,7 +87,7 @@ impl<'a> Fields<'a> {
         if bytes == [0; LENGTH] {
             return Ok(());
         }
-        Err(self.wrong(format_args!("has {bytes:02x?} in its field reserved, but must have 0")))
+        Err(self.wrong(format_args!("has {bytes:02x?} in its reserved field, but must have 0")))
     }
 
     pub(super) fn bytes(&mut self, length: usize, field: &str) -> Result<&'a [u8], Refusal> {
@@ -110,7 +110,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Reads a text that is preceded by its length in one byte.
+    /// Reads the length of a text, which is one byte, and then the text.
     pub(super) fn short_text(&mut self, field: &str) -> Result<String, Refusal> {
         let length = usize::from(self.u8(field)?);
         let bytes = self.bytes(length, field)?;
@@ -136,16 +136,16 @@ impl<'a> Fields<'a> {
     }
 
     /// Refuses the frame unless exactly `expected` bytes remain. `count` is the number in the frame from which the
-    /// caller computed `expected`; the error text repeats it. The caller must not reserve memory for the bytes before
-    /// this check.
+    /// caller computed `expected`; the error text repeats this count. The caller must not reserve memory for the bytes
+    /// before this check.
     pub(super) fn must_remain(&self, expected: usize, count: usize) -> Result<(), Refusal> {
         let actual = self.rest.len();
         if actual == expected {
             return Ok(());
         }
         Err(self.wrong(format_args!(
-            "has a count of {count} and flags {:#04x}, so {expected} bytes must follow its last field before \
-             the lists, but {actual} do",
+            "has a count of {count} and flags {:#04x}, so exactly {expected} bytes of lists must end the frame, \
+             but {actual} do",
             self.flags
         )))
     }

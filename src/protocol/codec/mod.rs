@@ -56,7 +56,7 @@ mod flag {
     pub(super) const STORM: u8 = 0x02;
     /// The messages are delivered before their deadline, because the server shuts down.
     pub(super) const DRAINED: u8 = 0x04;
-    /// This connection held the batch that the BatchNack returned.
+    /// This connection held the batch that the BatchNack returns.
     pub(super) const HELD: u8 = 0x01;
     /// Any part of the request may have been applied.
     pub(super) const OUTCOME_UNKNOWN: u8 = 0x01;
@@ -89,10 +89,10 @@ pub struct Codec {
 pub enum Decoded {
     /// A frame.
     Frame(Frame),
-    /// A malformed request in a frame with a valid length. The receiver answers with an Error. It closes the connection
-    /// only if [`Reason::closes`] says so, as after a malformed Hello.
+    /// A malformed frame whose length is valid. The receiver answers with an Error. It closes the connection only if
+    /// [`Reason::closes`] says so, as after a malformed Hello.
     Refused {
-        /// The correlation id of the request.
+        /// The correlation id of the frame.
         correlation: u32,
         /// The refusal, whose text names the wrong field and its valid values.
         refusal: Refusal,
@@ -119,8 +119,8 @@ impl Codec {
     /// Removes the next frame from the received bytes and decodes it. Returns `None` if the frame is not complete yet.
     ///
     /// This function reserves no memory for the rest of an incomplete frame: the buffer grows only with the received
-    /// bytes. Otherwise twelve bytes from each of a thousand unknown clients would reserve a gigabyte, at 1 MiB a
-    /// frame.
+    /// bytes. Otherwise a thousand clients could make the server reserve a gigabyte (1 MiB a frame) with twelve bytes
+    /// each.
     ///
     /// # Errors
     ///
@@ -174,7 +174,7 @@ impl Codec {
 #[cold]
 fn too_short(length: usize) -> DecodeError {
     let text = format!(
-        "a frame's length is {length}, but it counts the rest of the head and the body, which is at \
+        "a frame's length is {length}, but a length counts the rest of the head and the body, so it is at \
          least {COUNTED_HEAD_LENGTH}: send the number of bytes that follow the length"
     );
     DecodeError { correlation: 0, refusal: Refusal::new(Reason::MalformedFrame, text) }
@@ -211,7 +211,7 @@ fn foreign_protocol(first_four: [u8; LENGTH_LENGTH]) -> Option<&'static str> {
              are served over HTTP on the admin port (127.0.0.1:7416 by default)",
         ),
         b"HTTP" => Some(
-            "the other side answers in HTTP: that may be the admin port, and messages go to another one \
+            "the other side answers in HTTP: that may be the admin port, and messages go to another port \
              (127.0.0.1:7415 by default)",
         ),
         [0x16, 0x03, ..] => Some(

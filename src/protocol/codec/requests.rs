@@ -168,7 +168,7 @@ mod tests {
                 codec.decode(&mut rest).unwrap();
             }
             prop_assert!(rest.is_empty());
-            prop_assert_eq!(single(&bytes[taken..]), None, "nothing is left that could be taken");
+            prop_assert_eq!(single(&bytes[taken..]), None, "no request is left that could be decoded");
         }
 
         #[test]

@@ -21,7 +21,7 @@ fn decode(bytes: &mut BytesMut) -> Option<Decoded> {
     Codec::default().decode(bytes).unwrap()
 }
 
-/// Returns the bytes with their number, as the length field of a frame, in front.
+/// Returns the bytes of a frame, with the length field in front.
 fn with_length(counted: &[u8]) -> BytesMut {
     let mut bytes = BytesMut::new();
     bytes.put_u32(u32::try_from(counted.len()).unwrap());
@@ -290,7 +290,7 @@ fn a_refusal_names_the_frame_and_the_field_and_the_remedy() {
         (with(0x11, 0, 0, &[&[0, 0, 0, 1], id, &[0]].concat()), Reason::MalformedRequest, &["8 bytes", "9 do"]),
         (with(0x10, 0, 0, &[0, 0, 1, 4]), Reason::MalformedRequest, &["reserved", "04", "must have 0"]),
         (with(0x20, 0, 0, &[0, 0, 0, 1, 1, 0xc3]), Reason::MalformedRequest, &["subscribe", "group", "UTF-8"]),
-        (with(0x24, 0, 0, &[1, b'a', b'b']), Reason::MalformedRequest, &["group_delete", "1 bytes behind"]),
+        (with(0x24, 0, 0, &[1, b'a', b'b']), Reason::MalformedRequest, &["group_delete", "1 bytes after"]),
         (with(0x22, 0, 0, &[0, 0, 0x10, 1]), Reason::BadCount, &["batch_ack", "4097", "1 to 4096"]),
         (with(0x91, 0, 0, &[0, 0, 0, 1, 4]), Reason::MalformedRequest, &["outcome of 4", "0 to 3"]),
         (with(0x01, 0, 0, b"HTTP"), Reason::BadHello, &["hello", "ACKW"]),
