@@ -84,7 +84,7 @@ impl Health {
         let Shared { store, delivery, clock, .. } = &*self.shared;
         let (rings, now) = (store.rings(), clock.now());
         // Read the expired ticks before the pointers. In the other order, a tick could expire between the two reads.
-        // The report would show this tick as expired, but the pointer still at it.
+        // The report would then show the tick as expired, and the pointer still at or before it.
         let tick = |(tick, counts): (Tick, TickCounts)| {
             let TickCounts { added, acked, storm, .. } = counts;
             TickReport { tick: tick.0, added, acked, timed_out: counts.timed_out(), storm }

@@ -1,5 +1,5 @@
-//! Serves metrics, probes, the status, and a page that draws the ring, over HTTP. All of this runs on a separate
-//! thread.
+//! Serves metrics, probes, the status, and a page that draws the ring, over HTTP. Runs on the admin thread. Only
+//! answers that need the store are made on another thread.
 //!
 //! No endpoint changes the state of the sidecar.
 

@@ -113,7 +113,7 @@ async fn drain_ring(parts: &RingParts, ticker: &TickerHandle, clock: &Clock, dea
     }
     // Release the lease here, because the ticker has done so only if it returned `Kept`.
     if let Err(refusal) = parts.lease.release(clock.now()).await {
-        warn!(%refusal, "the lease could not be released: another sidecar leads once the lease has run out");
+        warn!(%refusal, "the lease could not be released: another sidecar leads once the lease expires");
     }
     if parts.outbox.is_shared() { DrainOutcome::Kept } else { DrainOutcome::Published }
 }
@@ -135,7 +135,7 @@ async fn unacknowledged(delivery: &Delivery) -> Vec<GroupBacklog> {
     match delivery.backlog().await {
         Ok(backlog) => backlog.groups.into_iter().filter(|group| group.batches > 0).collect(),
         Err(refusal) => {
-            warn!(%refusal, "the outbox does not report its batches, so the drain does not wait for them: look at the store");
+            warn!(%refusal, "the outbox does not report its batches, and the drain does not wait: look at the store");
             Vec::new()
         }
     }

@@ -33,14 +33,14 @@ pub struct Config {
     pub socket: Option<PathBuf>,
     /// The HTTP address of metrics, probes and the status.
     pub admin: SocketAddr,
-    /// The options of the Redis store, or `None` for the memory store. If `name` is `None`, the name in these options
-    /// is empty.
+    /// The options of the Redis store, or `None` for the memory store. If [`Config::name`] is `None`, the name in these
+    /// options is empty.
     pub redis: Option<RedisConfig>,
     /// The name of this sidecar. With `None`, the sidecar makes a name from its host and port.
     pub name: Option<String>,
     /// The number of slots of each ring, and the length of a tick.
     pub wheel: Wheel,
-    /// The limits from which a tick counts as a storm: a tick in which suspiciously many messages time out.
+    /// The limits at which a tick counts as a storm. A storm is a tick in which suspiciously many messages time out.
     pub storm: StormRule,
     /// How long the outbox keeps a batch, and how many messages it keeps.
     pub retention: Retention,

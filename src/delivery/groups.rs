@@ -56,7 +56,7 @@ impl Delivery {
             && !self.handles.lock().contains_key(group)
             && let Err(refusal) = self.outbox.leave_group(group).await
         {
-            debug!(%group, %refusal, "a group that could not be opened could not be left either; that follows later");
+            debug!(%group, %refusal, "a group that was not opened could not be left either; the store does this later");
         }
         let created = opened?;
         let mut handles = self.handles.lock();
@@ -146,8 +146,8 @@ impl GroupTask {
     }
 
     /// Delivers batches to members with free credit: first redeliveries, then new batches. Between these two steps,
-    /// lends batches that no member here can take to other sidecars. If the store refuses one step, the next steps
-    /// still run. Once a command is queued, each step makes at most one more call of the store.
+    /// lends the batches that no member here can take, so that other sidecars can take them. If the store refuses one
+    /// step, the next steps still run. Once a command is queued, each step makes at most one more call of the store.
     async fn deliver(&mut self) -> Result<(), Refusal> {
         self.dispatch.handle_timers(self.delivery.clock.stall_aware_now());
         self.dispatch.record_all_unread(|member| {

@@ -247,8 +247,8 @@ enum Command {
 /// The sender of batches to one subscriber.
 struct BatchSender {
     batches: mpsc::UnboundedSender<Delivered>,
-    /// The number of messages in `batches`: they were sent, and the subscriber has not received them yet. While this
-    /// number reaches its credit, the subscriber gets no further batches.
+    /// The number of messages in the channel `batches`. While this number is not below the credit of the subscriber,
+    /// the subscriber gets no further batches.
     unread: Arc<AtomicU64>,
 }
 

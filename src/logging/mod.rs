@@ -106,8 +106,8 @@ pub async fn report_left_out() {
     }
 }
 
-/// Prints a line to stderr. If the log has started, first logs how many lines were left out, then queues the line after
-/// all log lines. In this case, does not wait until the line is written.
+/// Prints a line to stderr. Before [`start`], writes the line directly. After [`start`], logs how many lines were left
+/// out, queues the line after all log lines, and returns before the line is written.
 pub fn print(line: &str) {
     match LOG.get() {
         Some((limit, writer)) => {

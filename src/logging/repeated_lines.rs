@@ -255,7 +255,8 @@ mod tests {
             let say = |group: &str| error!(group, "batches wait");
             (0..50).for_each(|_| say("a"));
             (0..50).for_each(|_| say("b"));
-            // Equal lines in the span of one ring count as equal, even if one of them is also in an inner span.
+            // Lines with the same fields in the span of one ring count as equal, even if one of them is also in an
+            // inner span.
             let rings = [0, 1].map(|number| error_span!(RING, ring = number));
             for ring in rings.iter().cycle().take(50) {
                 ring.in_scope(|| say("a"));

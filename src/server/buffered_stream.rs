@@ -28,8 +28,8 @@ use crate::ticker::read_barrier::UnprocessedInput;
 /// The maximum number of bytes of one read: room for about 4,000 message ids, which have 8 bytes each.
 pub(super) const READ_SIZE: usize = 32 * 1024;
 
-/// The limit for the memory of an idle connection: an empty buffer with a larger capacity is freed. A timeout batch
-/// fits into this capacity, so that a subscriber does not allocate a buffer for every batch.
+/// The limit for the memory of an idle connection: a buffer with a larger capacity is freed once it is empty. A timeout
+/// batch fits into this capacity, so that a subscriber does not allocate a buffer for every batch.
 const KEEP_CAPACITY: usize = 72 * 1024;
 
 const _: () = assert!(MAX_BATCH_MESSAGES * TIMED_OUT_LENGTH + 1024 < KEEP_CAPACITY);
@@ -156,8 +156,8 @@ impl BufferedStream {
         self.output.is_empty() && !self.is_unflushed
     }
 
-    /// Returns whether bytes of the peer wait in the socket and may be read. Asks the kernel, because Tokio is notified
-    /// of new bytes only later.
+    /// Returns whether bytes of the peer wait in the socket and may be read. Asks the kernel, because Tokio learns of
+    /// new bytes with a delay.
     pub(super) fn has_unread(&self) -> bool {
         let mut byte = [MaybeUninit::uninit()];
         !self.has_ended

@@ -66,7 +66,7 @@ impl Session {
         if refusal.reason == Reason::Unauthorized {
             warn!("a client sent no token, or not the token in --token-file: give the client this token");
         } else if refusal.reason == Reason::UnsupportedVersion {
-            warn!(%refusal, "refused a client that has no protocol version in common with this server");
+            warn!(%refusal, "a client that has no protocol version in common with this server is turned away");
         } else if refusal.reason.closes() && self.state != State::Greeting {
             info!(%refusal, "connection refused further service");
         } else {
@@ -192,9 +192,9 @@ fn not_subscribed() -> Refusal {
     Refusal::new(Reason::NotSubscribed, "this connection has no subscription: send Subscribe first")
 }
 
-/// Returns the refusal to send for a first frame that cannot be decoded. `refusal` is the refusal of the decoder.
-/// Returns it unchanged if its reason closes the connection. Otherwise returns `HelloExpected`, because the first frame
-/// must be a Hello.
+/// Returns the refusal to send for a first frame that cannot be decoded. Returns `refusal`, which is the refusal of the
+/// decoder, if its reason closes the connection. Otherwise returns `HelloExpected`, because the first frame must be a
+/// Hello.
 pub(super) fn not_hello(refusal: Refusal) -> Refusal {
     if refusal.reason.closes() {
         return refusal;

@@ -99,7 +99,7 @@ impl KeepAlive {
         let limit = self.ping_interval * 2;
         if !is_flushed && now >= self.sent_at + limit {
             let text =
-                format!("what was sent was not read for {limit:?} or longer: read answers while sending requests");
+                format!("the client read nothing for {limit:?} or longer: read answers while sending requests");
             return Action::Close(Refusal::new(Reason::SlowReader, text));
         }
         if self.is_greeted && now < self.received_at + limit {
@@ -112,7 +112,7 @@ impl KeepAlive {
             return Action::Wait;
         }
         Action::Close(if self.is_greeted {
-            Refusal::new(Reason::PeerSilent, format!("nothing was heard for {limit:?}: answer every Ping"))
+            Refusal::new(Reason::PeerSilent, format!("the client sent nothing for {limit:?}: answer every Ping"))
         } else {
             Refusal::new(Reason::HelloTimeout, format!("no Hello came within {:?}", self.hello_timeout))
         })

@@ -35,8 +35,8 @@ const FAIR_SHARE: usize = READ_SIZE;
 /// memory latency among their messages. Frames are not split, so the last frame may exceed this number.
 const MAX_MESSAGES: usize = 4_096;
 
-/// The limit for the memory that an idle thread keeps: between two reads, a request batch with room for more messages
-/// is freed.
+/// The limit for the memory that a thread keeps between two reads: a request batch with room for more messages than
+/// this is freed.
 const MAX_KEPT_BY_A_THREAD: usize = 4 * MAX_MESSAGES;
 
 /// The same limit for `Session::completed`. It is smaller, because each connection has its own `completed`.

@@ -70,9 +70,9 @@ impl<T: Send + Sync + 'static> WatchedFiles<T> {
         Arc::clone(&self.current.read())
     }
 
-    /// Waits a second, then checks the files. Logs a new value, and logs each reason why the new content cannot be
-    /// used. `what` names the value in these lines, and `remedy` says how to repair the files. Returns whether the
-    /// value is new.
+    /// Waits a second, then checks the files. Logs that the value is new, or why the new content cannot be used. Logs
+    /// the same reason only once in a row. `what` names the value in these lines, and `remedy` says how to repair the
+    /// files. Returns whether the value is new.
     pub(super) async fn next_check(&self, what: &str, remedy: &str) -> bool {
         sleep(INTERVAL).await;
         let checked = self.check().await;
@@ -85,7 +85,7 @@ impl<T: Send + Sync + 'static> WatchedFiles<T> {
     }
 
     /// Reads the files, and makes the value again if their content has changed. Returns whether the value is new. If
-    /// making the value fails again with the same error, returns `false` instead of the error.
+    /// the previous check failed with the same error, returns `false` instead of the error.
     pub(super) async fn check(&self) -> io::Result<bool> {
         let (current, make) = (self.current(), self.make);
         let mut reading = tokio::task::spawn_blocking(move || current.read_again(make));
