@@ -87,7 +87,7 @@ impl Sidecar {
         // Open the store after all other steps that can fail: opening removes the state file, so a later failure would
         // lose its messages.
         let store = open(&config, &name, &clock, &metrics).await?;
-        // Opening the store may have taken long. After this beat of the clock, the ticker does not take that time for a
+        // Opening the store may have taken long. Without this beat of the clock, the ticker would take that time for a
         // stall of the process.
         clock.beat();
         export_settings(&config, store.rings().len(), &metrics);
@@ -212,7 +212,8 @@ async fn listen(flag: &'static str, address: SocketAddr) -> Result<(TcpListener,
     Ok((listener, address))
 }
 
-/// The number of open files to expect in addition to connections: listeners, connections to Redis, timers and others.
+/// The number of open files that the process may need in addition to connections of clients: listeners, connections to
+/// Redis, timers and others.
 const OTHER_FILES: u64 = 64;
 
 /// Raises the limit of open files of this process as far as possible. Warns if the limit is too low for the maximum

@@ -34,9 +34,9 @@ pub struct Health {
 }
 
 impl Health {
-    /// Returns how long the loop of a ticker has not run. Returns `None` if this is not longer than [`LIVENESS`], and
-    /// otherwise this process must be restarted. A working loop also runs while the sidecar does not lead the ring, or
-    /// may not move its pointer.
+    /// Returns how long the loop of a ticker has not run, if this is longer than [`LIVENESS`]. This process must then
+    /// be restarted. Otherwise returns `None`. A working loop runs even while the sidecar does not lead the ring or is
+    /// not allowed to move its pointer.
     pub async fn stalled(&self) -> Option<Duration> {
         let silence = || {
             let now = self.shared.clock.now();
@@ -83,8 +83,8 @@ impl Health {
     pub(super) async fn report(&self) -> Result<StatusReport, Refusal> {
         let Shared { store, delivery, clock, .. } = &*self.shared;
         let (rings, now) = (store.rings(), clock.now());
-        // Read the expired ticks before the pointers. Otherwise a tick could expire between the two reads. The report
-        // would then show the tick as expired, and a pointer that has not passed it.
+        // Read the expired ticks before the pointers. In the other order, a tick could expire between the two reads.
+        // The report would then show the tick as expired, and the pointer still at or before it.
         let tick = |(tick, counts): (Tick, TickCounts)| {
             let TickCounts { added, acked, storm, .. } = counts;
             TickReport { tick: tick.0, added, acked, timed_out: counts.timed_out(), storm }

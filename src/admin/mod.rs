@@ -1,7 +1,7 @@
-//! Serves metrics, probes, the status, and a page that draws the ring. It serves them over HTTP, on a thread of its
-//! own.
+//! Serves metrics, probes, the status, and a page that draws the ring, over HTTP. Runs on the admin thread. Only
+//! answers that need the store are made on another thread.
 //!
-//! The endpoints change nothing.
+//! No endpoint changes the state of the sidecar.
 
 mod health;
 mod shared_answer;
@@ -104,8 +104,8 @@ async fn metrics(State(health): State<Arc<Health>>) -> Answer {
     });
     fresh.await.unwrap_or_else(|| {
         warn!("the store did not report the state of its rings within {ANSWER_TIMEOUT:?}; their gauges are 0: look at the store");
-        // The store does not answer. Set its gauges to 0, and do not ask the delivery: this thread must not wait for
-        // its lock.
+        // The store does not answer. Set its gauges to 0, and do not ask the delivery: this thread must not wait for a
+        // lock of the delivery.
         health.set_metrics(&[], &Backlog::default(), &[]);
         text(&health)
     })

@@ -111,7 +111,7 @@ mod tests {
         let first = made.load(Ordering::Relaxed);
         assert!(first <= 2, "{first} answers were made for requests that came together");
         assert_eq!(get().await, Some(answer("made")));
-        assert_eq!(made.load(Ordering::Relaxed), first + 1, "what happened meanwhile is in it");
+        assert_eq!(made.load(Ordering::Relaxed), first + 1, "the later request gets a fresh answer");
     }
 
     #[tokio::test]
@@ -136,6 +136,6 @@ mod tests {
         });
         assert_eq!(never.await, None);
         let after = shared.get(&clock, async { answer("and the next") });
-        assert_eq!(after.await, Some(answer("and the next")), "it was given up");
+        assert_eq!(after.await, Some(answer("and the next")), "the answer that never came was given up");
     }
 }

@@ -45,10 +45,10 @@ mod tests {
     fn the_report_of_an_older_sidecar_is_understood() {
         let text = r#"{"store":"memory","slots":1,"tick_ms":1000,"groups":[],"rings":[{"ring":0,"pointer":7,
             "epoch":1,"leader":null,"in_flight":3,"slots":[2],"closing":1}]}"#;
-        let report: StatusReport = serde_json::from_str(text).expect("what was added since has a default");
+        let report: StatusReport = serde_json::from_str(text).expect("fields added later have defaults");
         assert_eq!(report.sidecar, "");
         assert!(!report.rings[0].leads && report.rings[0].recent.is_empty());
         let again = serde_json::to_string(&report).expect("a report can be written");
-        assert_eq!(serde_json::from_str::<StatusReport>(&again).expect("and read"), report);
+        assert_eq!(serde_json::from_str::<StatusReport>(&again).expect("it can be read"), report);
     }
 }

@@ -50,10 +50,10 @@ impl Sidecar {
         if handover == DrainOutcome::Published {
             wait_for_subscribers(&health, deadline).await;
         }
-        // Serve for at least this time, because a client may not have read GoAway yet and still send requests.
+        // Serve for at least this time, because a client that has not read GoAway yet may still send requests.
         tokio::time::sleep_until((begun + DRAIN_GRACE).into()).await;
-        // Stop the tickers before the server closes: no tick may expire once Acks are no longer read. This also stops a
-        // ticker that is moving its pointer.
+        // Stop the tickers before the server closes: no tick is allowed to expire once Acks are no longer read. This
+        // also stops a ticker that is moving its pointer.
         tickers.shutdown().await;
         server.close(CLOSE_TIMEOUT).await;
         health.shared.delivery.wait_until_groups_left(LEAVE_TIMEOUT).await;
@@ -107,13 +107,13 @@ async fn drain_ring(parts: &RingParts, ticker: &TickerHandle, clock: &Clock, dea
             "the store refused to drain a ring: look at the store; other sidecars continue with the messages in Redis"
         ),
         Err(_) => error!(
-            "a ring could not be drained in time: in Redis it stays, but in memory the messages in flight end \
-             with the process; keep it with --state, or raise --drain-timeout"
+            "a ring could not be drained in time: Redis keeps its messages, but the memory store loses them when the \
+             process ends; keep them with --state, or raise --drain-timeout"
         ),
     }
-    // Only a ticker that returns `Kept` releases the lease itself.
+    // Release the lease here, because the ticker has done so only if it returned `Kept`.
     if let Err(refusal) = parts.lease.release(clock.now()).await {
-        warn!(%refusal, "the lease could not be given up: another sidecar leads by itself when it has run out");
+        warn!(%refusal, "the lease could not be released: another sidecar leads once the lease expires");
     }
     if parts.outbox.is_shared() { DrainOutcome::Kept } else { DrainOutcome::Published }
 }
@@ -135,7 +135,7 @@ async fn unacknowledged(delivery: &Delivery) -> Vec<GroupBacklog> {
     match delivery.backlog().await {
         Ok(backlog) => backlog.groups.into_iter().filter(|group| group.batches > 0).collect(),
         Err(refusal) => {
-            warn!(%refusal, "the outbox does not report its batches, and is not waited for: look at the store");
+            warn!(%refusal, "the outbox does not report its batches, and the drain does not wait: look at the store");
             Vec::new()
         }
     }

@@ -33,14 +33,14 @@ pub struct Config {
     pub socket: Option<PathBuf>,
     /// The HTTP address of metrics, probes and the status.
     pub admin: SocketAddr,
-    /// The options of the Redis store, or `None` for the memory store. If `name` is `None`, the name in these options
-    /// is empty.
+    /// The options of the Redis store, or `None` for the memory store. If [`Config::name`] is `None`, the name in these
+    /// options is empty.
     pub redis: Option<RedisConfig>,
-    /// The name of this sidecar. With `None`, the sidecar makes a name of its host and port.
+    /// The name of this sidecar. With `None`, the sidecar makes a name from its host and port.
     pub name: Option<String>,
     /// The number of slots of each ring, and the length of a tick.
     pub wheel: Wheel,
-    /// The limits for a storm, which is a tick in which suspiciously many messages time out.
+    /// The limits at which a tick counts as a storm. A storm is a tick in which suspiciously many messages time out.
     pub storm: StormRule,
     /// How long the outbox keeps a batch, and how many messages it keeps.
     pub retention: Retention,
@@ -202,8 +202,8 @@ impl Config {
         })))
     }
 
-    /// Refuses a TCP listener that other hosts can reach without a token or a certificate. If `insecure` is set, only
-    /// warns. Also collects the other warnings about settings.
+    /// Refuses a TCP listener that other hosts can reach, if neither a token nor a certificate is set. With `insecure`,
+    /// only warns. Also collects the other warnings about settings.
     fn check_exposure(&mut self, insecure: bool) -> Result<(), ConfigError> {
         let Config { listen, admin, .. } = *self;
         self.warnings.extend(self.certificate.as_ref().and_then(Certificate::untimely));
@@ -221,8 +221,8 @@ impl Config {
         }
         if !admin.ip().is_loopback() {
             self.warnings.push(format!(
-                "--admin {admin} shows metrics and status to anyone who reaches it, and changes nothing; see that only \
-                 those reach it who may"
+                "--admin {admin} shows metrics and status to anyone who can reach it, and changes nothing; make sure \
+                 that only trusted hosts can reach it"
             ));
         }
         let (tick, max_in_flight) = (self.wheel.tick_length(), self.max_in_flight);
@@ -283,8 +283,8 @@ fn only_address(flag: &str, text: &str, addresses: &BTreeSet<SocketAddr>) -> Res
     )))
 }
 
-/// Returns the path, if it is set. Refuses an empty path. It can only come from the configuration file: empty paths in
-/// flags and environment variables are refused earlier.
+/// Returns the path, if it is set. Refuses an empty path. An empty path can only come from the configuration file: in
+/// flags and environment variables, it is refused earlier.
 fn checked_path(flag: &str, path: Option<&PathBuf>) -> Result<Option<PathBuf>, ConfigError> {
     if path.is_some_and(|path| path.as_os_str().is_empty()) {
         return Err(ConfigError(format!("{flag} is empty: write the path of a file, or leave it out")));
@@ -327,7 +327,7 @@ mod tests {
             max_in_flight: Some(u64::MAX),
             ..Settings::default()
         };
-        assert!(redis.check().unwrap().warnings.is_empty(), "Redis keeps a list for each tick");
+        assert!(redis.check().unwrap().warnings.is_empty(), "Redis has a set for each tick");
     }
 
     #[test]

@@ -36,13 +36,13 @@ pub(super) fn check_store_url(url: &str) -> Result<(), ConfigError> {
         None => Ok(()),
         Some(unknown) => {
             let unknown = shown_parameter(unknown, parameters);
-            Err(wrong(format!("says {unknown:?} behind the `?`, which is no parameter there")))
+            Err(wrong(format!("has {unknown:?} behind the `?`, which is not a known parameter")))
         }
     }
 }
 
-/// Returns a URL with `***` in place of each part that may be a secret. A password may stand in the wrong place: as a
-/// user name without a password, or as a port or database that is not a number.
+/// Returns a URL with `***` in place of each part that may be a secret. A password may stand in the wrong place. So a
+/// user name without a password is also hidden, and a port or database that is not a number.
 pub fn without_password(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://").filter(|(scheme, _)| is_word(scheme, "+-")) else {
         return HIDDEN.to_owned();

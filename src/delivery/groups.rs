@@ -25,7 +25,7 @@ const RETRY: Duration = Duration::from_millis(200);
 /// trip to the store.
 const COMMANDS_PER_ROUND: usize = 4;
 
-/// The maximum number of batches that are released at once. Then the task yields to other tasks.
+/// The maximum number of batches that one call of the store releases. After each call, the task yields to other tasks.
 const RELEASED_AT_ONCE: usize = 4_096;
 
 impl Delivery {
@@ -49,13 +49,14 @@ impl Delivery {
         if let Some(handle) = self.handles.lock().get_mut(group).filter(is_open) {
             return Ok((false, handle.join(join)));
         }
-        // If one ring refuses, the group may be open on other rings. Then leave the group on all rings.
+        // If one ring refuses to open the group, other rings may have opened it. In this case, leave the group on all
+        // rings.
         let opened = self.outbox.open_group(group, options, self.clock.now()).await;
         if opened.is_err()
             && !self.handles.lock().contains_key(group)
             && let Err(refusal) = self.outbox.leave_group(group).await
         {
-            debug!(%group, %refusal, "a group that could not be opened could not be left either; that follows later");
+            debug!(%group, %refusal, "a group that was not opened could not be left either; the store does this later");
         }
         let created = opened?;
         let mut handles = self.handles.lock();
@@ -144,9 +145,9 @@ impl GroupTask {
         self.refused.then_some(RETRY)
     }
 
-    /// Delivers batches to members with free credit: first redeliveries, then new batches. Between them, lends batches
-    /// to other sidecars. If the store refuses one step, the next steps still run. Once a command is queued, each step
-    /// makes at most one more call of the store.
+    /// Delivers batches to members with free credit: first redeliveries, then new batches. Between these two steps,
+    /// lends the batches that no member here can take, so that other sidecars can take them. If the store refuses one
+    /// step, the next steps still run. Once a command is queued, each step makes at most one more call of the store.
     async fn deliver(&mut self) -> Result<(), Refusal> {
         self.dispatch.handle_timers(self.delivery.clock.stall_aware_now());
         self.dispatch.record_all_unread(|member| {
@@ -193,7 +194,7 @@ impl GroupTask {
     }
 
     /// Lends the waiting batches that no member here can take now: members on other sidecars may then take them. If the
-    /// store refuses, other sidecars get these batches later.
+    /// store refuses, it makes these batches available to other sidecars later, without another call.
     async fn lend(&mut self) -> Result<(), Refusal> {
         let batches = self.dispatch.lend();
         if batches.is_empty() {

@@ -1,6 +1,6 @@
-//! Takes timeout batches from the outbox of the store and delivers them to subscribers. Every group of subscribers gets
-//! every batch. Within a group, only one subscriber at a time holds a batch. A batch without an acknowledgement is
-//! redelivered.
+//! Takes timeout batches from the outbox, where the store keeps them, and delivers them to subscribers. Every group of
+//! subscribers gets every batch. Within a group, only one subscriber at a time holds a batch. A batch without an
+//! acknowledgement is redelivered.
 //!
 //! Each group with subscribers on this sidecar has a task (`groups.rs`). These subscribers are the *members* of the
 //! group. `core/dispatch.rs` chooses the member for each batch. The *credit* of a member limits the messages in the
@@ -48,7 +48,8 @@ pub struct Delivery {
     /// The locks of the groups. The hash of a group's name chooses its lock.
     locks: [tokio::sync::Mutex<()>; LOCKS],
     /// A hasher with random keys. It chooses the lock of a group by its name. It also makes the generated names of
-    /// ephemeral groups differ between sidecars. Process ids alone do not, because two hosts may use the same id.
+    /// ephemeral groups differ between sidecars. Process ids alone do not suffice, because two hosts may use the same
+    /// id.
     random: RandomState,
     /// The id of the subscriber that joined last.
     last_member: AtomicU64,
@@ -246,7 +247,8 @@ enum Command {
 /// The sender of batches to one subscriber.
 struct BatchSender {
     batches: mpsc::UnboundedSender<Delivered>,
-    /// The number of messages in batches that were sent and that the subscriber has not received yet.
+    /// The number of messages in the channel `batches`. While this number is not below the credit of the subscriber,
+    /// the subscriber gets no further batches.
     unread: Arc<AtomicU64>,
 }
 
@@ -264,15 +266,16 @@ pub struct Subscription {
 }
 
 impl Subscription {
-    /// Waits for the next batch. Returns `None` if the task of the group has ended, because the process ends.
-    /// Cancel-safe.
+    /// Waits for the next batch. Returns `None` if the task of the group has ended, which happens only when the process
+    /// ends. Cancel-safe.
     pub async fn next(&mut self) -> Option<Delivered> {
         let delivery = self.batches.recv().await?;
         self.unread.fetch_sub(delivery.batch.messages.len() as u64, Ordering::Relaxed);
         Some(delivery)
     }
 
-    /// Settles batches for the group. Resolves to the number of batches that were not settled before.
+    /// Acknowledges batches, which settles them for the group. Resolves to the number of batches that were not settled
+    /// before.
     ///
     /// The call itself queues the request, even if the returned future is never awaited.
     ///
@@ -286,8 +289,8 @@ impl Subscription {
         async move { settled.await.unwrap_or_else(|_| Err(Refusal::new(Reason::StoreTimeout, ended))) }
     }
 
-    /// Returns a batch to the group (nack) for redelivery. Other subscribers can get the batch at once, this subscriber
-    /// only after `delay`. Resolves to whether this subscriber held the batch.
+    /// Gives a batch back to the group (nack), which redelivers it. Other subscribers can get the batch at once, this
+    /// subscriber only after `delay`. Resolves to whether this subscriber held the batch.
     pub fn nack(&self, batch: BatchId, delay: Duration) -> impl Future<Output = bool> + Send + use<> {
         let (answer, held) = oneshot::channel();
         let _ = self.commands.send(Command::Nack { member: self.member, batch, delay, answer });
@@ -337,6 +340,6 @@ mod tests {
         let refusal = delivery.subscribe(None, 1, options).await.err().unwrap();
         assert_eq!(refusal.reason, Reason::TooManyGroups);
         let left = seats[0].outbox.backlog(clock.now()).await.unwrap();
-        assert_eq!(left.groups.len(), 1, "the default group alone: {left:?}");
+        assert_eq!(left.groups.len(), 1, "only the default group is left: {left:?}");
     }
 }

@@ -3,8 +3,8 @@
 //!
 //! A line is a [`tracing`] event, and a call site is a place in the code that logs such events. The limit applies to
 //! error, warn and info lines of all call sites, including those of libraries. Within ten seconds a call site writes at
-//! most [`MAX_LINES`] lines, and at most [`MAX_SAME`] equal lines. Further lines are counted, and the count is logged:
-//! "… and 412 more like it in the last 10 s".
+//! most [`MAX_LINES`] lines, and the same line at most [`MAX_SAME`] times. Further lines are counted, and the count is
+//! logged: "… and 412 more like it in the last 10 s".
 //!
 //! Each call site has a budget of its own, and equal lines can use only a part of the budget. There are three reasons:
 //!
@@ -51,7 +51,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// Parses the filter of `--log`. Lines that report left-out lines always pass the filter.
+/// Parses the filter of `--log`. Lines that report how many lines were left out always pass the filter.
 ///
 /// # Errors
 ///
@@ -106,8 +106,8 @@ pub async fn report_left_out() {
     }
 }
 
-/// Prints a line to stderr. If the log has started, first logs how many lines were left out. Then queues the line after
-/// all log lines, and does not wait until it is written.
+/// Prints a line to stderr. Before [`start`], writes the line directly. After [`start`], logs how many lines were left
+/// out, queues the line after all log lines, and returns before the line is written.
 pub fn print(line: &str) {
     match LOG.get() {
         Some((limit, writer)) => {

@@ -29,8 +29,8 @@ pub const MAX_SAME: usize = 3;
 
 const _: () =
     assert!(MAX_SAME >= 1 && MAX_SAME < MAX_LINES, "else one line could take the budget of its call site");
-const _: () = assert!(MAX_LINES > MAX_GROUPS, "else a fault of all groups would be logged of some");
-const _: () = assert!(MAX_LINES > MAX_RINGS as usize, "else a fault of all rings would be logged of some");
+const _: () = assert!(MAX_LINES > MAX_GROUPS, "else a fault of all groups would be logged for only some");
+const _: () = assert!(MAX_LINES > MAX_RINGS as usize, "else a fault of all rings would be logged for only some");
 
 /// The target of the lines that report how many lines were left out. Filters should let this target pass, because the
 /// counted lines themselves have passed the filter.
@@ -255,7 +255,8 @@ mod tests {
             let say = |group: &str| error!(group, "batches wait");
             (0..50).for_each(|_| say("a"));
             (0..50).for_each(|_| say("b"));
-            // All lines within the span of one ring count as equal, even if they are in another span within it.
+            // Lines with the same fields in the span of one ring count as equal, even if one of them is also in an
+            // inner span.
             let rings = [0, 1].map(|number| error_span!(RING, ring = number));
             for ring in rings.iter().cycle().take(50) {
                 ring.in_scope(|| say("a"));
@@ -293,7 +294,7 @@ mod tests {
             assert_eq!(lines.len(), MAX_SAME + 1, "{lines:?}");
             let last = &lines[MAX_SAME];
             assert_eq!(last["fields"]["refusal"], "the token is wrong");
-            assert_eq!(last["span"]["peer"], "127.0.0.1:10000", "what is written says whom it is about");
+            assert_eq!(last["span"]["peer"], "127.0.0.1:10000", "a written line names its peer");
         });
     }
 
@@ -327,7 +328,7 @@ mod tests {
         assert_eq!(budget.take_left_out(begin + Duration::from_millis(9_999), WINDOW), None);
         let expected = LeftOut { since: begin, count: 412, text: String::from("line 7") };
         assert_eq!(budget.take_left_out(begin + WINDOW, WINDOW), Some(expected));
-        assert_eq!(budget.take_left_out(begin + WINDOW, Duration::ZERO), None, "it is reported once");
+        assert_eq!(budget.take_left_out(begin + WINDOW, Duration::ZERO), None, "a count is reported only once");
     }
 
     #[test]
@@ -335,7 +336,7 @@ mod tests {
         let now = Instant::now();
         let mut budget = Budget::new(now);
         assert_eq!(count_written(&mut budget, std::iter::repeat_n(0, 1_000), now), MAX_SAME);
-        assert_eq!(count_written(&mut budget, 1..=5, now), 5, "other groups are heard");
+        assert_eq!(count_written(&mut budget, 1..=5, now), 5, "lines about other groups are written");
         // A call site stays within its budget even if all its lines differ, because a client may choose the text.
         assert_eq!(count_written(&mut budget, 6..100_000, now), MAX_LINES - MAX_SAME - 5);
         let left_out = budget.take_left_out(now, Duration::ZERO).map(|left_out| left_out.count);

@@ -28,12 +28,12 @@ const MAX_QUEUED_BYTES: usize = 1024 * 1024;
 const COST_OF_A_LINE: usize = 64;
 
 thread_local! {
-    /// The warning that the writing thread itself logs. `Some` only on this thread, while it formats a warning about
-    /// missing lines.
+    /// The warning about missing lines that the writing thread itself logs. `Some` only on the writing thread, while it
+    /// formats this warning.
     static OWN_LINES: RefCell<Option<Vec<u8>>> = const { RefCell::new(None) };
 }
 
-/// The queue of log lines. Never waits. Each call of `write` queues one line. Clones share the queue.
+/// The queue of log lines. Each call of `write` queues one line, and never waits. Clones share the queue.
 #[derive(Clone, Debug)]
 pub(super) struct LogWriter {
     queue: Sender<Entry>,
@@ -42,7 +42,7 @@ pub(super) struct LogWriter {
 
 #[derive(Debug)]
 enum Entry {
-    /// A line, and how many lines are missing before it.
+    /// A line, and how many lines are missing directly before it.
     Line(Vec<u8>, u64),
     /// A marker. It is dropped once all earlier lines are written or have failed, and this wakes the thread that waits.
     Flush { _written: Sender<()> },
@@ -54,7 +54,7 @@ struct Counts {
     queued_bytes: AtomicUsize,
     /// The number of lines that were dropped so far.
     dropped: AtomicU64,
-    /// The number of lines that did not fit into the queue and that the writing thread does not know of yet.
+    /// The number of lines that did not fit into the queue and that were not reported to the writing thread yet.
     missing: AtomicU64,
 }
 
@@ -222,7 +222,7 @@ mod tests {
         for _ in 0..7 {
             writer.write_all(&line).unwrap();
         }
-        assert_eq!(writer.dropped(), 3, "the first is in hand, and four have room");
+        assert_eq!(writer.dropped(), 3, "one line is being written, and four more have room");
         (0..5).for_each(|_| allow.send(Ok(usize::MAX)).unwrap());
         let lengths: Vec<usize> = (0..5).map(|_| seen.recv().unwrap().len()).collect();
         assert_eq!(lengths, [5, line.len(), line.len(), line.len(), line.len()]);
@@ -253,7 +253,7 @@ mod tests {
         let (mut writer, allow, seen) = held();
         writer.write_all(b"stuck").unwrap();
         writer.wait_until_written(Duration::from_millis(1));
-        assert!(seen.try_recv().is_err(), "nothing could be written, and nobody waits for it");
+        assert!(seen.try_recv().is_err(), "nothing was written, and the wait has ended");
         allow.send(Ok(usize::MAX)).unwrap();
         writer.wait_until_written(Duration::MAX / 4);
         assert_eq!(seen.try_recv().unwrap(), "stuck");

@@ -51,7 +51,7 @@ macro_rules! metrics {
 metrics! {
     messages_in_flight: IntGauge = gauge("messages_in_flight", "Messages neither acknowledged nor timed out.");
     messages_added: IntCounter = counter("messages_added_total", "Messages taken into flight, without re-arms.");
-    messages_rearmed: IntCounter = counter("messages_rearmed_total", "Messages in flight when added again.");
+    messages_rearmed: IntCounter = counter("messages_rearmed_total", "Messages added again while in flight.");
     messages_acked: Labelled<DelOutcome, IntCounter> =
         counters("messages_acked_total", "DelMsg answers by outcome.", "outcome",
             &DelOutcome::ALL, DelOutcome::as_str);
@@ -80,29 +80,29 @@ metrics! {
         gauge_vec("outbox_batches", "Batches that a group has not acknowledged.", "group");
     outbox_oldest: GaugeVec = gauge_vec("outbox_oldest_seconds", "Age of a group's oldest batch.", "group");
     outbox_ids: IntGauge = gauge("outbox_ids", "Messages in batches that not every group has acknowledged.");
-    outbox_max_ids: IntGauge = gauge("outbox_max_ids", "The most messages kept in the outbox, over all rings.");
+    outbox_max_ids: IntGauge = gauge("outbox_max_ids", "The limit of messages in the outbox, over all rings.");
     outbox_dropped_ids: IntCounter = counter("outbox_dropped_ids_total", "Messages lost to the outbox's bounds.");
     groups_dropped: IntCounter = counter("groups_dropped_total", "Groups dropped because they had no subscriber.");
     subscribers: IntGaugeVec = gauge_vec("subscribers", "Subscribers of a group here.", "group");
     connections: IntGauge = gauge("connections", "Open connections.");
-    max_connections: IntGauge = gauge("max_connections", "The most connections accepted.");
+    max_connections: IntGauge = gauge("max_connections", "The limit of open connections.");
     connections_opened: IntCounter = counter("connections_opened_total", "Connections accepted.");
     certificate_expiry: IntGauge =
-        gauge("tls_certificate_expiry_timestamp_seconds", "When --tls-cert runs out; 0 without one.");
+        gauge("tls_certificate_expiry_timestamp_seconds", "When --tls-cert expires, in Unix time; 0 without one.");
     frames: Labelled<FrameType, IntCounter> =
         counters("frames_total", "Frames received and sent, by type.", "type", &FrameType::ALL, FrameType::as_str);
     refusals: Labelled<Reason, IntCounter> =
         counters("refusals_total", "Requests and connections refused, by reason.", "reason",
             Reason::ALL, Reason::as_str);
     held_acks: IntGauge = gauge("held_acks", "DelMsg messages held while the store is unreachable.");
-    max_held_acks: IntGauge = gauge("max_held_acks", "The most DelMsg messages held; 0 where none are.");
-    max_in_flight: IntGauge = gauge("max_in_flight", "The most messages in flight accepted, over all rings.");
+    max_held_acks: IntGauge = gauge("max_held_acks", "The limit of held DelMsg messages; 0 with the memory store.");
+    max_in_flight: IntGauge = gauge("max_in_flight", "The limit of messages in flight, over all rings.");
     rings: IntGauge = gauge("rings", "Rings of the store, with or without a leader.");
     rings_led: IntGauge = gauge("rings_led", "Rings that this sidecar leads.");
     rings_unconfirmed: IntGauge = gauge("rings_unconfirmed", "Rings whose Redis no majority confirms.");
     ack_timeout: Gauge = gauge("ack_timeout_seconds", "The default ack timeout: one revolution.");
     store_up: IntGauge = gauge("store_up", "1 if the store answers, else 0.");
-    memory_lost: IntGauge = gauge("memory_lost", "1 if the sidecar before, with --state, did not drain.");
+    memory_lost: IntGauge = gauge("memory_lost", "1 if the last sidecar with this --state did not drain.");
     redis_round_trips: Labelled<&'static str, Latencies> =
         latencies_by("redis_round_trip_seconds",
             "Time from sending a script to Redis to its answer, or until it was given up.", "script",

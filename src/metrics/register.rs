@@ -14,7 +14,7 @@ use crate::core::{LATENCY_BOUNDS, LatencyHistogram, STAMP_UNIT};
 /// The prefix of the names of all metrics.
 const PREFIX: &str = "ackwheel_";
 
-/// A metric with a fixed set of label values. It has one series for each value, from the start.
+/// A metric with a fixed set of label values. Each value has a series from the start, even before its first event.
 #[derive(Debug)]
 pub struct Labelled<V: 'static, M> {
     values: &'static [V],
@@ -26,7 +26,7 @@ impl<V: Copy + PartialEq + fmt::Debug, M> Labelled<V, M> {
     ///
     /// # Panics
     ///
-    /// If the table of metrics does not list the value.
+    /// If `value` is not one of the label values of this metric.
     pub fn of(&self, value: V) -> &M {
         let index = self.values.iter().position(|known| *known == value);
         &self.metrics[index.unwrap_or_else(|| panic!("{value:?} is not in the list of label values"))]

@@ -2,7 +2,7 @@
 //!
 //! A panic on any thread or in any task ends the process. Otherwise a process that lost one of its tasks could look
 //! healthy but deliver nothing. A restart repairs this. The only exception is the code of a connection, which runs in
-//! [`contained`]. If a connection changes state that it shares with others, that code runs in [`shared`] or
+//! [`contained`]. Within a connection, the code that changes state shared with others runs in [`shared`] or
 //! [`uncontained`]. A panic there ends the process, because the shared state may be half changed.
 
 use std::any::Any;
@@ -80,8 +80,8 @@ pub fn end_the_process(flush_log: impl Fn() + Send + Sync + 'static) {
             error!(place, text, "a panic ended this connection, and no other: please report it as a bug");
             return;
         }
-        // This thread ends the process even if logging blocks: the panic may have happened under a lock of the log, or
-        // the log may have no reader.
+        // The new thread ends the process even if logging blocks: the panic may have happened under a lock of the log,
+        // or the log may have no reader.
         let _ = thread::Builder::new().name(String::from("panic")).spawn(|| {
             thread::sleep(LAST_LINES_TIMEOUT);
             exit(EXIT_CODE);
@@ -112,7 +112,7 @@ mod tests {
     #[tokio::test]
     async fn a_panic_ends_a_connection_alone_only_outside_of_what_it_shares() {
         let contained_now = || CONTAINED.get();
-        assert!(!contained_now(), "a task that nobody contains");
+        assert!(!contained_now(), "this task does not run in `contained`");
         contained(async {
             assert!(contained_now());
             {
@@ -125,7 +125,7 @@ mod tests {
             })
             .await;
             tokio::task::yield_now().await;
-            assert!(contained_now(), "also when it goes on after a wait");
+            assert!(contained_now(), "also after a wait");
         })
         .await;
         assert!(!contained_now());

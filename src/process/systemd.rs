@@ -2,8 +2,8 @@
 //!
 //! The protocol is sd_notify(3): a datagram with lines `NAME=value` to the socket that `NOTIFY_SOCKET` names. Without
 //! `NOTIFY_SOCKET` nothing is sent. No crate is used: the protocol is short, and the usual crate (sd-notify 0.5) does
-//! not support abstract sockets. The variables stay in the environment: a process with threads cannot remove them
-//! safely, and this process starts no child that could inherit them.
+//! not support abstract sockets. The variables of systemd stay in the environment: a process with threads cannot remove
+//! them safely, and this process starts no child that could inherit them.
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -20,8 +20,9 @@ use tracing::{info, warn};
 
 use crate::core::CLOCK_BEAT;
 
-/// How many keep-alive messages are sent per watchdog interval. systemd expects only one message per interval. So
-/// several messages may be lost, and the process may stall for nearly the whole interval.
+/// How many keep-alive messages are sent per watchdog interval. systemd expects only one message per interval. So it
+/// does not restart the process even if several messages are lost, or if the process stalls for nearly the whole
+/// interval.
 const KEEP_ALIVES: u32 = 10;
 
 /// How long a message may wait for room in the socket of the service manager.
@@ -62,8 +63,8 @@ impl ServiceManager {
                 return (manager, Some(wrong + "; the service manager is told nothing"));
             }
         }
-        // Keep the socket even if the watchdog variables are wrong. A manager that waits for the message that the
-        // process is ready would otherwise end the process.
+        // Keep the socket even if the watchdog variables are wrong. Otherwise a manager that waits for `READY=1` would
+        // get no message, and would end the process.
         match watchdog(variable, own_id) {
             Ok(watchdog) => manager.watchdog = watchdog,
             Err(wrong) => return (manager, Some(wrong + "; the service manager is given no signs of life")),
@@ -208,7 +209,7 @@ mod tests {
     fn the_watchdog_is_that_of_this_process() {
         let watchdog = |variables: &[(&str, &str)]| {
             let (manager, wrong) = manager(&[&[("NOTIFY_SOCKET", "/run/notify")], variables].concat());
-            assert!(manager.socket.is_some(), "it is told that the process is ready, whatever the watchdog");
+            assert!(manager.socket.is_some(), "a wrong watchdog variable does not change the socket");
             wrong.map_or(Ok(manager.watchdog), Err)
         };
         let second = Some(Duration::from_secs(1));

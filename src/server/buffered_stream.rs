@@ -28,14 +28,14 @@ use crate::ticker::read_barrier::UnprocessedInput;
 /// The maximum number of bytes of one read: room for about 4,000 message ids, which have 8 bytes each.
 pub(super) const READ_SIZE: usize = 32 * 1024;
 
-/// The maximum capacity of a buffer that is kept while it is empty. A timeout batch fits into it. So the buffer of a
-/// subscriber is not allocated again for every batch.
+/// The limit for the memory of an idle connection: a buffer with a larger capacity is freed once it is empty. A timeout
+/// batch fits into this capacity, so that a subscriber does not allocate a buffer for every batch.
 const KEEP_CAPACITY: usize = 72 * 1024;
 
 const _: () = assert!(MAX_BATCH_MESSAGES * TIMED_OUT_LENGTH + 1024 < KEEP_CAPACITY);
 
-/// The maximum number of bytes that are read and dropped when a connection closes. If unread bytes remained, the peer
-/// could not read the last Error frame.
+/// The maximum number of bytes that are read and dropped when a connection closes. If unread bytes remained, the kernel
+/// would reset the connection, and the peer could not read the last Error frame.
 const LINGER_BYTES: usize = 1024 * 1024;
 
 /// An accepted connection.
@@ -64,16 +64,16 @@ thread_local! {
 
 pub(super) struct BufferedStream {
     stream: Stream,
-    /// A mark for the read barrier: the connection may have bytes that it has not processed. Before a tick expires, the
-    /// barrier asks marked connections to read and process their bytes.
+    /// The mark for the read barrier. It is set while the connection may have bytes that it has not processed. Before a
+    /// tick expires, the barrier asks marked connections to read and process their bytes.
     unprocessed_input: UnprocessedInput,
     pub(super) codec: Codec,
     input: BytesMut,
-    /// The maximum length of `input` since its memory was allocated. The capacity does not show this length, because
-    /// decoding reduces the capacity.
+    /// The maximum length of `input` since its memory was allocated. If it exceeds [`KEEP_CAPACITY`], the memory is
+    /// freed once `input` is empty. The capacity cannot be compared instead, because decoding reduces it.
     input_grown: usize,
     output: BytesMut,
-    /// The length of `output` from which nothing more is read.
+    /// The length of `output` at which the connection stops reading.
     max_queued: usize,
     /// Whether the stream may still buffer bytes that were written to it, as a TLS stream does.
     is_unflushed: bool,
@@ -156,8 +156,8 @@ impl BufferedStream {
         self.output.is_empty() && !self.is_unflushed
     }
 
-    /// Returns whether bytes of the peer wait in the socket and may be read. Asks the kernel, because Tokio may not
-    /// have been notified yet.
+    /// Returns whether bytes of the peer wait in the socket and may be read. Asks the kernel, because Tokio learns of
+    /// new bytes with a delay.
     pub(super) fn has_unread(&self) -> bool {
         let mut byte = [MaybeUninit::uninit()];
         !self.has_ended

@@ -19,7 +19,7 @@ impl Session {
             Body::Hello(hello) if self.state == State::Greeting => self.hello(correlation, &hello),
             other if self.state == State::Greeting => {
                 let found = other.frame_type().as_str();
-                let text = format!("the first frame of a connection is hello, and this one is {found}");
+                let text = format!("the first frame of a connection must be hello, but this one is {found}");
                 Err(Refusal::new(Reason::HelloExpected, text))
             }
             Body::Ping(payload) => return self.send(&Frame::new(correlation, Body::Pong(payload))),
@@ -64,9 +64,9 @@ impl Session {
     /// Refuses a request. Ends the connection if the reason requires this, or if no Hello has been accepted yet.
     pub(super) fn refuse(&mut self, correlation: u32, refusal: &Refusal) {
         if refusal.reason == Reason::Unauthorized {
-            warn!("a client showed another token than --token-file has, or none: give both the same");
+            warn!("a client sent no token, or not the token in --token-file: give the client this token");
         } else if refusal.reason == Reason::UnsupportedVersion {
-            warn!(%refusal, "a client that this server does not understand is turned away");
+            warn!(%refusal, "a client that has no protocol version in common with this server is turned away");
         } else if refusal.reason.closes() && self.state != State::Greeting {
             info!(%refusal, "connection refused further service");
         } else {
@@ -192,12 +192,13 @@ fn not_subscribed() -> Refusal {
     Refusal::new(Reason::NotSubscribed, "this connection has no subscription: send Subscribe first")
 }
 
-/// Returns the refusal of a first frame that cannot be decoded. If `refusal` does not close the connection, returns
-/// `HelloExpected` instead, because the first frame must be a Hello.
+/// Returns the refusal to send for a first frame that cannot be decoded. Returns `refusal`, which is the refusal of the
+/// decoder, if its reason closes the connection. Otherwise returns `HelloExpected`, because the first frame must be a
+/// Hello.
 pub(super) fn not_hello(refusal: Refusal) -> Refusal {
     if refusal.reason.closes() {
         return refusal;
     }
-    let text = format!("the first frame of a connection is hello, and this is none: {}", refusal.text);
+    let text = format!("the first frame of a connection must be hello, but this one is not: {}", refusal.text);
     Refusal::new(Reason::HelloExpected, text)
 }

@@ -33,8 +33,8 @@ impl Token {
         WatchedFiles::new(&[path], |files| token(&files[0])).map(Token)
     }
 
-    /// Returns whether `presented` is the token. The duration does not depend on how many bytes are right, so that it
-    /// does not reveal them.
+    /// Returns whether `presented` is the token. The comparison takes the same time however many bytes are right, so
+    /// that its duration does not reveal them.
     pub fn admits(&self, presented: &[u8]) -> bool {
         self.0.current().value.ct_eq(presented).into()
     }
@@ -73,8 +73,8 @@ struct Pair {
     chain: PathBuf,
     config: Arc<ServerConfig>,
     /// The validity period of the server's own certificate, if it can be read. The certificates of authorities in the
-    /// chain are ignored: this server cannot renew them, and an expired authority may be in the chain only for old
-    /// clients.
+    /// chain are ignored: this server cannot renew them, and a chain may contain an expired authority on purpose, for
+    /// old clients.
     validity: Option<Validity>,
 }
 
@@ -178,7 +178,7 @@ mod tests {
         assert!(token.admits(b"second") && !token.admits(b"first"));
         fs::write(&path, "").unwrap();
         assert!(token.0.check().await.is_err());
-        assert!(token.admits(b"second"), "an empty file admits nobody new and locks nobody out");
+        assert!(token.admits(b"second"), "an empty file does not change the token");
     }
 
     #[tokio::test]
@@ -200,9 +200,9 @@ mod tests {
 
         let (second, second_key) = made();
         fs::write(&key, &second_key).unwrap();
-        assert!(certificate.0.check().await.is_err(), "the key is that of another");
+        assert!(certificate.0.check().await.is_err(), "the new key does not belong to the old certificate");
         fs::write(&chain, &second[..second.len() / 2]).unwrap();
-        assert!(certificate.0.check().await.is_err(), "half of it is no certificate");
+        assert!(certificate.0.check().await.is_err(), "half a PEM file contains no certificate");
         assert!(Arc::ptr_eq(&before, &used()));
         fs::write(&chain, &second).unwrap();
         assert!(certificate.0.check().await.unwrap());

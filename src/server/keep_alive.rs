@@ -12,7 +12,8 @@ use crate::core::{Reason, Refusal};
 /// How long the session may still read after the Hello timeout, if bytes of the peer wait in the socket.
 const HELLO_LENIENCE: Duration = Duration::from_secs(1);
 
-/// Most Pongs arrive within the ping interval divided by this number.
+/// Most Pongs arrive within the ping interval divided by this number. The timer of a pinged connection fires that much
+/// later than two intervals.
 const PONG_FRACTION: u32 = 64;
 
 /// The action that is due for a connection.
@@ -30,10 +31,11 @@ pub(super) struct KeepAlive {
     ping_interval: Duration,
     /// Whether the Hello was accepted.
     is_greeted: bool,
-    /// When the peer last sent bytes, or when the session last did not read. Until the Hello is accepted: when the
-    /// session began.
+    /// The beginning of the timeout of a silent peer: when the peer last sent bytes, or when the session last did not
+    /// read. Until the Hello is accepted: when the session began.
     received_at: Instant,
-    /// The later of two times: when the peer last took bytes, and when bytes were last queued into an empty queue.
+    /// The beginning of the timeout of a slow reader: when the peer last took bytes, or, if later, when bytes were last
+    /// queued into an empty queue.
     sent_at: Instant,
     /// How long the peer may be silent before the next Ping.
     ping_after: Duration,
@@ -80,8 +82,8 @@ impl KeepAlive {
             self.hello_timeout
         } else if self.is_pinged {
             // A silent peer is closed after two intervals. If the Pong arrives soon, the next Ping is due a little
-            // after two intervals. A timer for exactly two intervals would fire just before this Ping, without effect.
-            // So the timer is set a little later.
+            // after two intervals. A timer for exactly two intervals would fire just before this Ping, and would have
+            // to be set again. So the timer fires a little later.
             self.ping_interval * 2 + self.ping_interval / PONG_FRACTION
         } else {
             self.ping_after
@@ -97,7 +99,7 @@ impl KeepAlive {
         let limit = self.ping_interval * 2;
         if !is_flushed && now >= self.sent_at + limit {
             let text =
-                format!("what was sent was not read for {limit:?} or longer: read answers while sending requests");
+                format!("the client read nothing for {limit:?} or longer: read answers while sending requests");
             return Action::Close(Refusal::new(Reason::SlowReader, text));
         }
         if self.is_greeted && now < self.received_at + limit {
@@ -110,7 +112,7 @@ impl KeepAlive {
             return Action::Wait;
         }
         Action::Close(if self.is_greeted {
-            Refusal::new(Reason::PeerSilent, format!("nothing was heard for {limit:?}: answer every Ping"))
+            Refusal::new(Reason::PeerSilent, format!("the client sent nothing for {limit:?}: answer every Ping"))
         } else {
             Refusal::new(Reason::HelloTimeout, format!("no Hello came within {:?}", self.hello_timeout))
         })
@@ -154,7 +156,7 @@ mod tests {
             in_each_second[usize::try_from(silence.as_secs()).unwrap().min(7)] += 1;
         }
         let [none, others @ ..] = in_each_second;
-        assert_eq!(none, 0, "a busy connection would look at the time again and again");
+        assert_eq!(none, 0, "the first Ping comes after at least an eighth of the interval");
         assert!(others.iter().all(|count| (800..=1_200).contains(count)), "{in_each_second:?}");
     }
 
@@ -167,8 +169,8 @@ mod tests {
         assert_eq!(keep_alive.check(due, true, || true), Action::Ping);
         let end = keep_alive.next_check(true);
         assert!(end >= begin + INTERVAL * 2);
-        assert_eq!(keep_alive.check(due, true, || true), Action::Wait, "it was pinged");
-        assert_eq!(keep_alive.check(end, true, || true), Action::Wait, "bytes that wait are a sign of life");
+        assert_eq!(keep_alive.check(due, true, || true), Action::Wait, "no second Ping");
+        assert_eq!(keep_alive.check(end, true, || true), Action::Wait, "its bytes wait in the socket");
         assert_eq!(reason(keep_alive.check(end, true, || false)), Reason::PeerSilent);
         keep_alive.received(end);
         assert_eq!(keep_alive.check(end, true, || false), Action::Wait);
@@ -182,7 +184,7 @@ mod tests {
         keep_alive.received(begin + HELLO / 2);
         let due = keep_alive.next_check(true);
         assert_eq!(due, begin + HELLO);
-        assert_eq!(keep_alive.check(due, true, || true), Action::Wait, "it may be the Hello");
+        assert_eq!(keep_alive.check(due, true, || true), Action::Wait, "the bytes in the socket may be the Hello");
         assert_eq!(reason(keep_alive.check(due + HELLO_LENIENCE, true, || true)), Reason::HelloTimeout);
         assert_eq!(reason(keep_alive.check(due, true, || false)), Reason::HelloTimeout);
     }
@@ -195,6 +197,6 @@ mod tests {
         keep_alive.received(begin + INTERVAL * 3);
         assert_eq!(keep_alive.next_check(false), begin + INTERVAL * 3);
         assert_eq!(reason(keep_alive.check(begin + INTERVAL * 3, false, || true)), Reason::SlowReader);
-        assert_eq!(keep_alive.check(begin + INTERVAL * 3, true, || true), Action::Wait, "it has read all");
+        assert_eq!(keep_alive.check(begin + INTERVAL * 3, true, || true), Action::Wait, "the peer has read all");
     }
 }

@@ -18,7 +18,8 @@ use crate::metrics::Metrics;
 /// How often the counters are checked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The limits that an operator sets: the reason of their refusals, and the line to log when the limit is reached.
+/// The limits that an operator sets. Each has the reason of its refusals, and the line to log when the limit is
+/// reached.
 const LIMITS: [(Reason, &str); 3] = [
     (
         Reason::MaxInFlight,

@@ -38,8 +38,8 @@ use crate::process::panics::contained;
 use crate::protocol::Codec;
 use crate::protocol::frame::FrameType;
 
-/// How long the listener pauses after a failed accept. While file descriptors are missing, accept would otherwise fail
-/// again and again without a pause.
+/// How long the listener pauses after a failed accept. Otherwise a process without free file descriptors would repeat
+/// the failing accept in a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A running server.
@@ -94,7 +94,8 @@ struct Acceptor {
     shared: Arc<Shared>,
     phase: watch::Receiver<Phase>,
     tasks: TaskTracker,
-    /// Counts the connections whose last answers are not written yet. Each of them holds a token of this tracker.
+    /// Counts the connections whose last answers are not written yet. Each such connection holds a token of this
+    /// tracker.
     unanswered: TaskTracker,
 }
 

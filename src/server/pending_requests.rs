@@ -1,9 +1,9 @@
 //! Counts the requests of one connection that wait for the store, and limits them.
 //!
 //! A connection with too many waiting requests is not read, so that no client sends requests faster than the store
-//! answers. While the store is unreachable, waiting Acks (DelMsg) do not count. Otherwise further Acks would stay
-//! unread until the store answers again. Instead, the store holds the Acks of all connections and limits their number.
-//! It refuses further Acks, and all adds, at once.
+//! answers. While the store is unreachable, waiting Acks (DelMsg) do not count, so that further Acks are still read.
+//! The store then holds the Acks of all connections up to its own limit. Above this limit, it refuses further Acks at
+//! once. It refuses all adds at once.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -23,13 +23,13 @@ pub(super) const MAX_REQUESTS: usize = 1_024;
 
 /// The maximum number of messages in the waiting requests of a connection. Above it, the connection is not read. This
 /// limit is needed in addition to [`MAX_REQUESTS`], because a few frames can carry many messages. A request without
-/// messages counts as one message: while the session reads for the read barrier, before a tick expires, only this limit
-/// applies.
+/// messages counts as one message, so that this limit also bounds the number of requests. This is necessary while the
+/// session reads for the read barrier, before a tick expires: then [`MAX_REQUESTS`] does not apply.
 const MAX_MESSAGES: usize = 16_384;
 
 type RequestFuture = Pin<Box<dyn Future<Output = (Weight, Completed)> + Send>>;
 
-/// The number of messages by which a waiting request counts.
+/// The number of messages that are counted for a waiting request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Weight {
     /// The messages of a DelMsg, which carries Acks.
@@ -156,7 +156,7 @@ mod tests {
             assert!(pending.has_room(MAX_REQUESTS, || true));
             pending.push(Weight::Other(MAX_MESSAGES / 8), async { Completed::NotBegun });
         }
-        assert!(pending.has_room(usize::MAX, || true), "as many as may wait");
+        assert!(pending.has_room(usize::MAX, || true), "the messages are at the limit, and not above it");
         pending.push(Weight::Acks(1), async { Completed::NotBegun });
         assert!(!pending.has_room(MAX_REQUESTS, || true) && !pending.has_room(usize::MAX, || true));
         while pending.next().await.is_some() {}

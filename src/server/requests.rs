@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   read ──▶ submit_requests ──▶ submit ──▶ rings: completed in the call ──▶ send_answers ──▶ write
-//!                                      ──▶ rings: later, in completions ──▶ send_completed ──▶ write
+//!                                      ──▶ rings: completed later       ──▶ send_completed ──▶ write
 //! ```
 
 use std::cell::Cell;
@@ -35,15 +35,14 @@ const FAIR_SHARE: usize = READ_SIZE;
 /// memory latency among their messages. Frames are not split, so the last frame may exceed this number.
 const MAX_MESSAGES: usize = 4_096;
 
-/// For how many messages the request batch of a thread keeps its memory between two reads.
+/// The limit for the memory that a thread keeps between two reads: a request batch with room for more messages than
+/// this is freed.
 const MAX_KEPT_BY_A_THREAD: usize = 4 * MAX_MESSAGES;
 
-/// For how many messages `Session::completed` keeps its memory. This number is smaller, because each connection has a
-/// batch of its own there.
+/// The same limit for `Session::completed`. It is smaller, because each connection has its own `completed`.
 const MAX_KEPT: usize = 256;
 
-/// The pause after a read that emptied the socket. A peer that has more to send fills the socket again within this
-/// time.
+/// The pause before an emptied socket is read again. A peer that has more to send fills the socket within this time.
 const REFILL: Duration = Duration::from_millis(2);
 
 thread_local! {
@@ -190,18 +189,19 @@ impl Session {
         self.shared.metrics.count_frames(FrameType::DelMsgAnswer, dels);
     }
 
-    /// Reads all bytes that wait in the socket, and confirms this to the read barrier. The barrier requests it shortly
-    /// before a tick expires. Bytes that arrive later need not be read.
+    /// Reads all bytes that wait in the socket, and confirms this to the read barrier. The barrier requests this
+    /// reading shortly before a tick expires. Bytes that arrive after the request need not be read.
     ///
-    /// During a stall of this process, the peer may have collected more bytes than the socket can hold. Therefore,
-    /// within a second after a stall (`is_waking`), this function reads until the peer pauses. It also stops after
+    /// During a stall of this process, the peer may have queued more bytes than the socket can hold. Therefore, within
+    /// a second after a stall (`is_waking`), this function reads until the peer pauses. It also stops after
     /// [`WAKING_TIME`]: after the ticker has ended, `is_waking` stays `true`, and a peer that never pauses would be
     /// read forever.
     pub(super) async fn read_waiting(&mut self) {
         let clock = Arc::clone(&self.shared.clock);
         let (mut spent, mut last) = (Duration::ZERO, clock.now());
         while self.read_socket().await >= READ_SIZE && clock.is_waking() && spent < WAKING_TIME {
-            // If the process stalls here, most of this stall does not count, because the peer could not send during it.
+            // Count at most `SHORTEST_STALL` per round: while this process stalls, it does not read, so the peer can
+            // send no more than the socket holds.
             let now = clock.now();
             spent += now.saturating_duration_since(last).min(SHORTEST_STALL);
             last = now;

@@ -27,8 +27,9 @@ use crate::protocol::Codec;
 use crate::protocol::frame::{Body, Frame, FrameType, GoAwayReason, MAX_GREETING_LENGTH};
 use crate::ticker::read_barrier::Member;
 
-/// How often a connection with too many waiting requests checks whether the store is up. If the store is unreachable,
-/// waiting Acks do not count and the connection is read again. No other event may wake the session then.
+/// How often a connection with too many waiting requests checks whether the store is up. While the store is
+/// unreachable, waiting Acks do not count, so the connection may be read again. The session must check this itself,
+/// because no event reports that the store became unreachable.
 const STORE_CHECK: Duration = Duration::from_millis(100);
 
 /// How long the peer may take to read the last queued bytes when the connection closes.
@@ -172,7 +173,7 @@ impl Session {
             changed = self.phase.changed(), if self.is_listening() => match changed {
                 Ok(()) if *self.phase.borrow() != Phase::Closed => self.change_phase(),
                 _ => {
-                    // Requests that wait in the socket are still answered.
+                    // Read the requests that wait in the socket, so that they are still answered.
                     self.read_waiting().await;
                     if self.is_listening() {
                         self.end();
@@ -221,7 +222,7 @@ impl Session {
         self.stream.write(|codec, out| codec.encode_delivery(correlation, delivery, out));
     }
 
-    /// Starts the timeout of a slow reader if no bytes are queued. Must be called before bytes are queued.
+    /// Must be called each time before bytes are queued. If none are queued yet, starts the timeout of a slow reader.
     pub(super) fn before_write(&mut self) {
         if self.stream.is_flushed() {
             self.keep_alive.sent(self.shared.clock.stall_aware_now());
@@ -248,8 +249,8 @@ impl Session {
     }
 }
 
-/// Waits for the next batch of the subscription. Returns it with the correlation id of the subscription, or `None` if
-/// no more batches come. Without a subscription, never resolves.
+/// Waits for the next batch of the subscription. Returns it with the correlation id of the Subscribe, or `None` if no
+/// more batches come. Without a subscription, never resolves.
 async fn next_batch(subscription: &mut Option<(u32, Subscription)>) -> Option<(u32, Delivered)> {
     let Some((correlation, subscription)) = subscription else { return std::future::pending().await };
     let delivery = subscription.next().await?;

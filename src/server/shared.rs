@@ -40,7 +40,7 @@ pub struct ServerOptions {
 #[expect(missing_docs, reason = "each is described by its type")]
 pub struct Shared {
     pub options: ServerOptions,
-    /// One permit for each further connection that may be open.
+    /// The permits for further connections. Each open connection holds one permit.
     pub free_connections: Arc<Semaphore>,
     /// The token that clients must present. With `None`, clients need no token.
     pub token: Option<Token>,
@@ -60,7 +60,7 @@ pub enum Listener {
     /// A TCP address.
     Tcp(TcpListener),
     /// A Unix socket and its file. Rust drops the fields in this order, so the file is removed before the listener
-    /// closes. While the listener is open, no other sidecar replaces the file, and no other file can get its inode.
+    /// closes. Until then, no other sidecar replaces the file, and no other file can get its inode.
     Unix(SocketFile, UnixListener),
 }
 

@@ -1,9 +1,9 @@
 //! Keeps a value that is made from files, such as a token or a certificate. Makes the value again when the content of a
 //! file changes.
 //!
-//! The files are read every second and compared by content, because `cp -p`, rsync and mounted volumes may keep the
-//! modification time. They are read in Tokio's blocking pool, so that a hanging file system does not block tasks that
-//! use the value.
+//! The files are read every second, and their content is compared. Their modification time would not show every change,
+//! because `cp -p`, rsync and mounted volumes may keep it. The files are read in Tokio's blocking pool, so that a
+//! hanging file system does not block tasks that use the value.
 
 use std::fmt;
 use std::fs::File;
@@ -70,9 +70,9 @@ impl<T: Send + Sync + 'static> WatchedFiles<T> {
         Arc::clone(&self.current.read())
     }
 
-    /// Waits a second, then checks the files. Logs that the value is new, or once that the new content cannot be used.
-    /// `what` names the value in these lines, and `remedy` says how to repair the files. Returns whether the value is
-    /// new.
+    /// Waits a second, then checks the files. Logs that the value is new, or why the new content cannot be used. Logs
+    /// the same reason only once in a row. `what` names the value in these lines, and `remedy` says how to repair the
+    /// files. Returns whether the value is new.
     pub(super) async fn next_check(&self, what: &str, remedy: &str) -> bool {
         sleep(INTERVAL).await;
         let checked = self.check().await;
@@ -84,8 +84,8 @@ impl<T: Send + Sync + 'static> WatchedFiles<T> {
         checked.unwrap_or(false)
     }
 
-    /// Reads the files, and makes the value again if their content has changed. Returns whether the value is new.
-    /// Returns an error once; while the same error lasts, returns `false`.
+    /// Reads the files, and makes the value again if their content has changed. Returns whether the value is new. If
+    /// the previous check failed with the same error, returns `false` instead of the error.
     pub(super) async fn check(&self) -> io::Result<bool> {
         let (current, make) = (self.current(), self.make);
         let mut reading = tokio::task::spawn_blocking(move || current.read_again(make));
@@ -153,7 +153,8 @@ impl FileContent {
         FileContent::of(path, File::open(path))
     }
 
-    /// Reads a file again. Refuses a path that is not a regular file, so that it never waits for the writer of a pipe.
+    /// Reads a file again. Refuses a path that is not a regular file, so that the call never waits for the writer of a
+    /// pipe.
     fn read_again(path: &Path) -> io::Result<FileContent> {
         let flags = OFlags::NONBLOCK.bits().cast_signed();
         let file = File::options().read(true).custom_flags(flags).open(path);
@@ -223,10 +224,10 @@ mod tests {
         assert!(matches!(watched.check().await, Err(error) if error.to_string().contains("file: empty")));
         assert!(!watched.check().await.unwrap());
         fs::remove_file(&path).unwrap();
-        assert!(watched.check().await.is_err(), "another reason");
+        assert!(watched.check().await.is_err(), "a missing file is another error than an empty file");
         assert_eq!(watched.current().value, "other", "the old value stays");
         write_new(&path, "other");
-        assert!(!watched.check().await.unwrap(), "it is back");
+        assert!(!watched.check().await.unwrap(), "the file has its old content again");
     }
 
     fn write_new(path: &Path, text: &str) {
