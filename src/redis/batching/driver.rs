@@ -65,8 +65,8 @@ struct Driver {
     /// A buffer for the items that move from the inbox to the queue. It is a field only to reuse its memory.
     items: Vec<Item>,
     queue: Queue,
-    /// The part of the metric `held_acks` that this ring has added. While Redis is unreachable, the Acks without an
-    /// answer are *held*.
+    /// This ring's share of the metric `held_acks`: the number of Acks without an answer while Redis is unreachable,
+    /// else 0.
     shown_held_acks: i64,
     /// Whether Redis was out of memory for the last chunk with adds. The log reports only changes of this state.
     is_out_of_memory: bool,
@@ -149,8 +149,8 @@ impl Driver {
         self.queue.wake();
     }
 
-    /// Sends a script if none is in flight. Sends a second one if enough messages wait, or if a barrier waits for its
-    /// earlier requests.
+    /// Sends a script if none is in flight. Sends a second one if enough messages wait, or if there is a barrier, which
+    /// waits until all earlier requests are answered.
     async fn send(&mut self, scripts: &mut Scripts) {
         while scripts.in_flight.is_empty()
             || scripts.in_flight.len() < scripts.window.scripts()
@@ -237,7 +237,8 @@ impl Driver {
     }
 }
 
-/// The exchanges in flight, in the order of sending. Each has the value that was sent, and the future of its answer.
+/// The *exchanges* (requests with their answers) in flight, in the order of sending. Each element has the value that
+/// was sent, and the future of the answer.
 type InFlight<T, A> = VecDeque<(T, MaybeDone<BoxFuture<'static, A>>)>;
 
 /// Starts `exchange`, and appends it to `in_flight` with the value `sent`. When this function returns, the request is
@@ -261,7 +262,7 @@ async fn send<T, A>(in_flight: &mut InFlight<T, A>, sent: T, exchange: impl Futu
 async fn first_answer<T, A>(in_flight: &mut InFlight<T, A>) -> A {
     let Some((_, answer)) = in_flight.front_mut() else { return std::future::pending().await };
     (&mut *answer).await;
-    Pin::new(answer).take_output().expect("it is done, and was not taken before")
+    Pin::new(answer).take_output().expect("the answer has come, and was not taken before")
 }
 
 #[cfg(test)]

@@ -79,7 +79,7 @@ elseif gap < -math.max(slack, grace) then
 end
 
 -- If `due_ms` is in the future by at most the grace time, the previous leader was waiting for Acks, and the wait
--- continues. The wait is the same if Redis' clock was set back by at most the grace time.
+-- continues. If Redis' clock was set back by at most the grace time, the pointer waits in the same way.
 local ahead = due_ms - now
 if ahead > 0 and ahead <= grace then wait = math.max(wait, ahead) end
 

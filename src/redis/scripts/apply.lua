@@ -6,7 +6,7 @@
 -- KEYS[2] link: the state of the sidecar's connection, with the last chunk and the last two answers
 -- KEYS[3] messages: the name of each message, and its entry: deadline, number of the attempt, time of the add in ms
 -- KEYS[4] ticks: `acked:T`, the number of Acks of each open tick T
--- KEYS[5..] the lists: the set of messages of each deadline; deadline T has KEYS[5 + T mod number of lists]
+-- KEYS[5..] the lists, each a Redis SET of the messages of one deadline; T has KEYS[5 + T mod number of lists]
 -- ARGV[1] generation of the connection, which refuse_stale_connection.lua has compared
 -- ARGV[2] number of the chunk; must be the last chunk applied for this link, plus one
 -- ARGV[3] maximum number of messages in flight
@@ -52,8 +52,8 @@ local pointer, due_ms, tick_ms, slots, lists, in_flight, catch_up =
 if ARGV[4] == '1' then redis.call('HSET', KEYS[1], 'in_flight', in_flight) end
 local max_in_flight, now = tonumber(ARGV[3]), now_ms()
 local behind = math.floor((now - due_ms) / tick_ms)
--- The tick due is the tick that the pointer will reach by catching up. A leader catches up at most `catch_up` ticks,
--- and at least one. Further missed ticks shift every deadline.
+-- The tick due is the tick that the pointer will reach by catching up. A leader catches up at most `catch_up` ticks, or
+-- one tick if `catch_up` is 0. Further missed ticks shift every deadline.
 local tick_due = pointer + math.max(0, math.min(behind, math.max(1, catch_up)))
 
 -- The entries of the messages, in the order of their names: `was` before this chunk, `is` after the messages processed
@@ -215,8 +215,8 @@ if not is_once then
 end
 
 -- The writes that free memory come first. If Redis refuses a write, the earlier writes stay. So members of lists are
--- removed before entries: a message that is in no list any more still has its entry, and a repeated DelMsg gets the
--- correct outcome.
+-- removed before entries. If Redis then refuses to remove an entry, a repeated DelMsg still finds the entry and gets
+-- the correct outcome.
 for _, life in pairs(lives) do
   local list = KEYS[5 + life.deadline % lists]
   in_chunks('SREM', list, in_lists(life, life.over))
@@ -233,8 +233,8 @@ for _, life in pairs(lives) do
   if life.acked > 0 then redis.call('HINCRBY', ticks, 'acked:' .. life.deadline, life.acked) end
 end
 
--- The link keeps the answer, so that a sidecar whose connection broke can read it later. After Redis lost writes, chunk
--- numbers repeat, but generations do not. Generation and number together identify one chunk.
+-- The key `link` keeps the answer, so that a sidecar whose connection broke can read it later. After Redis lost writes,
+-- chunk numbers repeat, but generations do not. Generation and number together identify one chunk.
 local letters = table.concat(outcomes)
 times = table.concat(times, ',')
 redis.call('HSET', link, 'chunk', number, 'answer:' .. number % 2,

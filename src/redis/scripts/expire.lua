@@ -3,15 +3,15 @@
 --
 -- A batch has the id `tick-seq`. `seq` is the number of the batch within its tick, from 0. The batch also has the
 -- caller's epoch, a number that grows with each election. If Redis loses a batch, a leader with another epoch publishes
--- the messages again. So id and epoch together never name two contents.
+-- the messages again. So two different batches never have the same id and the same epoch.
 --
 -- KEYS[1] meta: the state of the ring, with the pointer: the tick that expires next
 -- KEYS[2] link: the state of the caller's connection
 -- KEYS[3] lease: the token of the leader
 -- KEYS[4] ticks: `frozen:T`, the counts of each frozen tick T
--- KEYS[5] the list of the tick: the set of its messages that timed out and are not yet published
+-- KEYS[5] the list of the tick: a Redis SET of its messages that timed out and are not yet published
 -- KEYS[6] outbox: the stream of timeout batches
--- KEYS[7] late: the published messages, in chunks, until they are deleted
+-- KEYS[7] late: a Redis list of the published messages, in chunks, until they are deleted
 -- KEYS[8] news: the stream of hints to all sidecars
 -- ARGV[1] generation of the connection, which refuse_stale_connection.lua has compared
 -- ARGV[2] token of the caller
