@@ -1,8 +1,8 @@
 //! Limits how many messages a link sends to Redis at once, based on how long the answers take. A *link* connects a
 //! sidecar to the Redis of one ring.
 //!
-//! Redis serves its connections in turns. A turn takes longer if all links of all sidecars together have more scripts
-//! in flight. No link knows of the other links. So each link has a congestion window, as in TCP: it sends fewer
+//! Redis serves its connections in turns. The more scripts all links of all sidecars have in flight, the longer a turn
+//! takes. A link cannot see the other links. So each link has a congestion window, as in TCP: the link sends fewer
 //! messages if its answers take long, and more otherwise. With this limit, a thousand links do not overload Redis, and
 //! a single link can use the whole capacity of Redis.
 

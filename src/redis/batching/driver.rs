@@ -30,8 +30,8 @@ use crate::redis::connection::link::{Link, LinkState, Session};
 use crate::redis::connection::lost_writes;
 use crate::redis::scripts::{Answer, SCRIPTS};
 
-/// Maximum number of answered Acks that the sidecar keeps over all rings, to apply them again if Redis loses them. An
-/// Ack needs 32 bytes.
+/// Maximum number of answered Acks that the sidecar keeps for all rings together, to apply them again if Redis loses
+/// them. An Ack needs 32 bytes.
 const KEPT_ACKS: usize = 1_000_000;
 
 /// Sends the requests in `inbox` to the ring of `link`. Never ends.
@@ -224,9 +224,9 @@ impl Driver {
             }
             Err(fault) => return Err(fault),
         }
-        // Redis has not recorded the number of this chunk. So it does not apply the later chunks in flight either.
-        // Their messages are queued again, in order. The messages of this chunk are queued too, unless the chunk was
-        // refused above.
+        // Redis has not applied this chunk. So it does not apply the later chunks in flight either, because their
+        // numbers do not follow. All these chunks are queued again, in order. If there is a `refusal`, their adds are
+        // refused instead.
         let chunks = scripts.in_flight.drain(..).map(|(chunk, _)| chunk).collect();
         self.queue.send_again(chunks, refusal.as_ref());
         if let Some(refusal) = refusal {
@@ -244,8 +244,8 @@ type InFlight<T, A> = VecDeque<(T, MaybeDone<BoxFuture<'static, A>>)>;
 /// Starts `exchange`, and appends it to `in_flight` with the value `sent`. When this function returns, the request is
 /// on the connection, or queued for it after all earlier requests.
 async fn send<T, A>(in_flight: &mut InFlight<T, A>, sent: T, exchange: impl Future<Output = A> + Send + 'static) {
-    // The connection accepts a limited number of requests. An earlier exchange may have got a permit for the connection
-    // that it has not used yet. This poll makes it use the permit first.
+    // The connection accepts a limited number of requests at a time. An earlier exchange may have a permit for the
+    // connection that it has not used yet. This poll lets the earlier exchange send its request first.
     for (_, earlier) in &mut *in_flight {
         let _ = poll!(earlier);
     }

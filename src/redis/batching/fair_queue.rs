@@ -105,8 +105,8 @@ mod tests {
             let own = taken.iter().filter(|(one, _)| *one == ConnectionId(connection)).map(|(_, frame)| *frame);
             assert!(own.eq(0..1_000));
         }
-        // All connections wait from the beginning. So no connection has a third turn before every other one had its
-        // first.
+        // All connections wait from the beginning. So each connection has its first turn before another has its third
+        // turn.
         let turns = taken[..6 * TURN].chunk_by(|one, next| one.0 == next.0);
         assert!(turns.clone().all(|turn| turn.len() <= 2 * TURN) && turns.count() >= 4);
         assert!(queue.slices.is_empty() && queue.fresh.is_empty() && queue.others.is_empty());

@@ -44,7 +44,7 @@ const KEEP: usize = 65_536;
 pub(crate) struct Queue {
     pub(super) frames: Frames,
     by_connection: FairQueue,
-    /// Number of messages in `by_connection`. Messages of frames that were refused in the queue still count.
+    /// Number of messages in `by_connection`. If a frame was refused, its messages count until they are removed there.
     pub(super) waiting: usize,
     /// The barriers in order, each with the number of the first frame after it. A barrier is notified when all frames
     /// before it are answered.
@@ -97,7 +97,7 @@ impl Queue {
         }
     }
 
-    /// Wakes the connections that have new answers. Notifies the barriers whose earlier frames are all answered.
+    /// Wakes the connections that have new answers. Notifies each barrier if all frames before it are answered.
     pub(crate) fn wake(&mut self) {
         self.wakers.drain(..).for_each(Waker::wake);
         let passed = self.barriers.partition_point(|(before, _)| *before <= self.frames.first);

@@ -21,7 +21,7 @@ macro_rules! fault_kinds {
         }
 
         impl FaultKind {
-            /// Returns three values: the label in metrics, whether one such fault makes the connection useless, and
+            /// Returns three values: the label in metrics, whether the connection must end after one such fault, and
             /// whether Redis certainly did not run the command.
             pub(super) fn effects(self) -> (&'static str, bool, bool) {
                 match self {

@@ -4,16 +4,15 @@
 //!          connect, load scripts, run `open`
 //!   Down ────────────────────────────────────▶ Up (session n, generation g)
 //!     ▲                                           │
-//!     └── a fault that ends the session, or two ──┘
-//!                timeouts in a row
+//!     └── a fatal fault, two timeouts in a row ───┘
 //! ```
 //!
 //! A *session* is the time from the registration of one connection until its end. A multiplexed connection does not
-//! recover by itself after a timeout or a READONLY answer. So this module ends the session after some kinds of faults,
-//! and [`reconnect`](crate::redis::connection::reconnect) opens the next session. Each session first runs the script
-//! `open`. This script registers a *generation*, a number that grows with each connection. From then on, scripts refuse
-//! writes of the previous session, which have a lower generation. `open` also returns the number of the last *chunk*,
-//! that is, of the last script with adds and dels that Redis applied.
+//! recover by itself after a timeout or a READONLY answer. So this module ends the session after a fatal fault, or
+//! after two timeouts in a row. Then [`reconnect`](crate::redis::connection::reconnect) opens the next session. Each
+//! session first runs the script `open`. This script registers a *generation*, a number that grows with each
+//! connection. From then on, scripts refuse writes of the previous session, which have a lower generation. `open` also
+//! returns the number of the last *chunk*, that is, of the last script with adds and dels that Redis applied.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -172,8 +171,7 @@ impl Link {
         self.exchange(session, &script.load()).await.map(drop).map_err(|fault| self.report(session, fault))
     }
 
-    /// Sends a call of a script and waits for its answer. Counts a fault, and ends the session if the fault makes it
-    /// useless.
+    /// Sends a call of a script and waits for its answer. Counts a fault, and ends the session after a fatal fault.
     pub(crate) async fn send(
         &self,
         session: &Session,
@@ -212,7 +210,7 @@ impl Link {
         session.server.exchange(answer(&mut session.connection.clone(), call)).await
     }
 
-    /// Counts a fault. Ends the session if the fault makes it useless, or if it is one of too many timeouts in a row.
+    /// Counts a fault. Ends the session after a fatal fault, or after [`MAX_TIMEOUTS`] timeouts in a row.
     fn report(&self, session: &Session, fault: Fault) -> Fault {
         let (label, ends_the_connection, _) = fault.kind.effects();
         self.metrics.redis_errors.of(label).inc();

@@ -25,7 +25,7 @@ const RETRY: Duration = Duration::from_millis(100);
 /// opens the next one.
 const SHORT_SESSION: Duration = Duration::from_secs(1);
 
-/// Number of short sessions in a row that cause no delay of the next session.
+/// Maximum number of short sessions in a row after which the next session begins without a delay.
 const FEW_SHORT_SESSIONS: u32 = 5;
 
 /// The maximum delay before the next session. The delay grows with each further short session.

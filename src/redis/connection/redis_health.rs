@@ -105,7 +105,7 @@ impl RedisServer {
 #[derive(Debug)]
 struct Wait {
     parts: u32,
-    /// Number of parts that ended since Redis last answered any request.
+    /// Number of parts in a row in which Redis answered no request.
     silent: u32,
     /// Number of answers of this Redis to any request, as counted at the end of the last part.
     answers: u64,

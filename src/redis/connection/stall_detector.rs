@@ -29,7 +29,7 @@ pub(crate) struct StallDetector(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     unanswered: u32,
-    /// The beginning of the current time without answers: the last answer, or the first request if none waited before.
+    /// The beginning of the current time without answers: the last answer, or the first request after an idle time.
     /// Used only while a request waits for its answer.
     since: Option<Instant>,
     answers: u64,

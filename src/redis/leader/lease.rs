@@ -163,8 +163,8 @@ impl RedisLease {
         }
     }
 
-    /// Stands for election. After a new connection, a leader also stands again and gets a new epoch, because that Redis
-    /// may have lost writes.
+    /// Stands for election. After a new connection, a leader also stands again and gets a new epoch, because Redis may
+    /// have lost writes.
     async fn stand_for_election(&self, now: Instant, session: &Session) -> Result<Leadership, Refusal> {
         let link @ Link { options, identity, term: current, .. } = &*self.link;
         let recovered_at = link.confirmed(session)?;

@@ -37,11 +37,11 @@ impl Candidacy {
     }
 }
 
-/// The leaderships of this sidecar over all rings.
+/// The leaderships of this sidecar in all rings.
 pub(crate) struct Leaderships {
     identity: Identity,
-    /// The length of a lease. In this time each candidate polls several times, and each leader reads the announcements
-    /// at least once.
+    /// The length of a lease. It is the unit of all pauses here, because within one lease each candidate polls several
+    /// times, and each leader reads the announcements at least once.
     lease: Duration,
     /// The current term of this sidecar in each ring, if it leads the ring.
     pub(crate) terms: Vec<Arc<CurrentTerm>>,
@@ -52,8 +52,8 @@ pub(crate) struct Leaderships {
 struct State {
     /// The sidecar announces nothing before this time. `None` until the sidecar first polls a lease.
     announces_from: Option<Instant>,
-    /// The sidecar hands no ring over before this time, because announcements may be older than the last change of
-    /// leaders.
+    /// The sidecar hands no ring over before this time, because announcements may be older than its last win or
+    /// hand-over.
     hands_over_from: Option<Instant>,
     /// The time of the last loss of a ring, and the pause after it, in which the sidecar announces nothing.
     lost: Option<(Instant, Duration)>,

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use crate::core::{Tick, Wheel};
 
-/// Maximum difference of the leader's clock and Redis' clock, measured over one tick. With a greater difference, one of
+/// Maximum difference between the leader's clock and Redis' clock over one tick. A greater difference shows that one of
 /// the two clocks was set.
 pub(crate) const CLOCK_SLACK: Duration = Duration::from_millis(50);
 
@@ -112,7 +112,7 @@ impl NextMove {
         NextMove { at: from_now(answered, ms).checked_sub(ahead).unwrap_or(answered), ahead }
     }
 
-    /// Returns the time at which the move is certainly due. A clock that is set may make this wrong.
+    /// Returns the time at which the move is certainly due, unless Redis' clock is set.
     pub(crate) fn certain(self) -> Instant {
         self.at + self.ahead
     }

@@ -7,7 +7,7 @@
 -- KEYS[3] lease: the token of the leader
 -- KEYS[4] ticks: `acked:D`, the number of Acks of an open tick; `frozen:D`, the counts of an expired tick
 -- KEYS[5] held_acks: the sidecars that have not yet applied all Acks that they held in an outage
--- KEYS[6..] the lists, each a Redis SET of the messages of one deadline; T has KEYS[6 + T mod number of lists]
+-- KEYS[6..] the lists: a Redis SET of messages for each deadline; deadline T has KEYS[6 + T mod number of lists]
 -- ARGV[1] generation of the connection, which refuse_stale_connection.lua has compared
 -- ARGV[2] token of the caller
 -- ARGV[3] epoch of the caller

@@ -6,7 +6,7 @@
 -- KEYS[2] link: the state of the sidecar's connection, with the last chunk and the last two answers
 -- KEYS[3] messages: the name of each message, and its entry: deadline, number of the attempt, time of the add in ms
 -- KEYS[4] ticks: `acked:T`, the number of Acks of each open tick T
--- KEYS[5..] the lists, each a Redis SET of the messages of one deadline; T has KEYS[5 + T mod number of lists]
+-- KEYS[5..] the lists: a Redis SET of messages for each deadline; deadline T has KEYS[5 + T mod number of lists]
 -- ARGV[1] generation of the connection, which refuse_stale_connection.lua has compared
 -- ARGV[2] number of the chunk; must be the last chunk applied for this link, plus one
 -- ARGV[3] maximum number of messages in flight
@@ -63,9 +63,9 @@ local is_once = ARGV[8] == ''
 local was = redis.call('HMGET', messages, unpack(ARGV, NAMES + 1))
 local is = is_once and was or {unpack(was)}
 
--- A life stands for all messages of one deadline and attempt. It collects the writes to the list of that deadline, and
--- counts Acks. Deadlines are far below 2^53, so a Lua number is exact. Each distinct entry is parsed once, since many
--- messages are added in the same ms.
+-- A `life` is a table for all messages of one deadline and attempt. It collects the writes to the list of that
+-- deadline, and counts Acks. Deadlines are far below 2^53, so a Lua number is exact. Each distinct entry is parsed once,
+-- since many messages are added in the same ms.
 local lives, known, added_ms = {}, {}, {}
 local function life_of(entry)
   local life = known[entry]

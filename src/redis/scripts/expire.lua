@@ -84,8 +84,8 @@ if #members > 0 then
     'epoch', ARGV[3], 'count', #members, 'added', timed_out + acked, 'acked', acked, 'storm', storm,
     'last', last and 1 or 0, 'decided_ms', expired_ms, 'batches', batches, 'ids', ids, 'messages', packed)
   if failed then
-    -- Redis does not undo the writes before an error. So the script puts the messages back into their list, and reduces
-    -- the counts again.
+    -- Redis does not undo writes if a later one fails. So the script puts the messages back into their list, and
+    -- reduces the counts again.
     if remembered then redis.pcall('RPOP', KEYS[7]) end
     if type(batches) == 'number' then redis.pcall('HINCRBY', KEYS[1], 'published_batches', -1) end
     if type(ids) == 'number' then redis.pcall('HINCRBY', KEYS[1], 'published_ids', -#members) end
