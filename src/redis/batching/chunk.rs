@@ -47,8 +47,9 @@ impl Slice {
 pub(crate) struct Chunk {
     pub(crate) number: u64,
     pub(crate) slices: Vec<Slice>,
-    /// Tells what an out-of-memory error means. Redis refuses a chunk with adds as a whole, so the dels are then sent
-    /// again without the adds. True if the chunk contained an add when it was sent, even if that add is answered now.
+    /// Decides how an out-of-memory error is handled. With an add, the adds are refused, and the dels are sent again.
+    /// Without an add, the whole chunk is refused. True if the chunk had an add when it was sent, even if that add is
+    /// answered now.
     pub(crate) has_adds: bool,
 }
 

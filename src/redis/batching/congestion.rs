@@ -10,8 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::redis::batching::chunk::MAX_CHUNK;
 
-/// Maximum number of scripts that a link has in flight. Redis also keeps the last answers of a link, as many as this
-/// number.
+/// Maximum number of scripts that a link has in flight. Redis also keeps this number of last answers for each link.
 pub(crate) const DEPTH: usize = 2;
 
 /// The window at the beginning and after a pause, in messages. If a thousand links begin at once, Redis can process
@@ -26,7 +25,7 @@ const LEAST: usize = 50;
 const TARGET: Duration = Duration::from_millis(50);
 
 /// The length of a period in which less than half of the window is used. After each such period, a window above its
-/// initial size is halved, and a window below it is doubled, until it has that size.
+/// initial size is halved, and a window below that size is doubled, until the window has its initial size.
 const UNUSED: Duration = Duration::from_millis(250);
 
 /// Minimum number of waiting messages for which a second script is sent while one is in flight.

@@ -35,7 +35,7 @@ const PARTS: u32 = 4;
 /// renew a lease of 3 s in time.
 const PARTS_UNTIL_LOST: u32 = 12;
 
-/// Minimum number of probes, sent after a request and answered, after which the answer to the request may count as
+/// If at least this many probes that were sent after a request are answered, the answer to the request may count as
 /// lost. One probe does not suffice, because Redis may need several turns to read a long script.
 const PROBES_UNTIL_LOST: u64 = 8;
 

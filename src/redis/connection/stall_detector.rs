@@ -36,10 +36,10 @@ struct State {
     /// Number of probes sent, and number of the last answered probe. A probe is a script without effect that is sent
     /// while an answer is late.
     probes: [u64; 2],
-    /// The last two round trips.
+    /// The last two round trips, from which [`patience`](State::patience) is computed.
     round_trips: [Duration; 2],
-    /// The shortest round trip of the current period, and that of the previous period. `least_since` is the beginning
-    /// of the current period.
+    /// For the estimate of the round trip to an idle Redis: the shortest round trip of the current period, and that of
+    /// the previous period. `least_since` is the beginning of the current period.
     least: [Option<Duration>; 2],
     least_since: Option<Instant>,
     /// The end of the last stall, and its length.

@@ -8,11 +8,11 @@
 -- KEYS[4] ticks: `acked:T`, the number of Acks of each open tick T
 -- KEYS[5..] the lists: a Redis SET of messages for each deadline; deadline T has KEYS[5 + T mod number of lists]
 -- ARGV[1] generation of the connection, which refuse_stale_connection.lua has compared
--- ARGV[2] number of the chunk; must be the last chunk applied for this link, plus one
+-- ARGV[2] number of the chunk; must be the number of the last chunk applied for this sidecar, plus one
 -- ARGV[3] maximum number of messages in flight
 -- ARGV[4] 1 if the chunk contains an add, else 0
--- ARGV[5] number of messages to add. Of a frame that begins here, all messages count, also those in later chunks. Of a
---   frame that began earlier, the messages in this chunk count
+-- ARGV[5] number of messages to add, for the check of ARGV[3]. Of a frame that begins here, all messages count, also
+--   those in later chunks. Of a frame that began earlier, only the messages in this chunk count
 -- ARGV[6] the classes, at most 100. A class is a kind, an ack timeout in ticks, and an attempt. The kinds are `a` add,
 --   `d` del, `w` withdraw
 -- ARGV[7] one byte for each message: the number of its class, from 1, plus 128 if the message is the first of its frame
@@ -64,8 +64,8 @@ local was = redis.call('HMGET', messages, unpack(ARGV, NAMES + 1))
 local is = is_once and was or {unpack(was)}
 
 -- A `life` is a table for all messages of one deadline and attempt. It collects the writes to the list of that
--- deadline, and counts Acks. Deadlines are far below 2^53, so a Lua number is exact. Each distinct entry is parsed once,
--- since many messages are added in the same ms.
+-- deadline, and counts Acks. Deadlines are far below 2^53, so a Lua number is exact. Each distinct entry is parsed
+-- once, since many messages are added in the same ms.
 local lives, known, added_ms = {}, {}, {}
 local function life_of(entry)
   local life = known[entry]
@@ -106,8 +106,8 @@ if not is_once then
 end
 
 -- Returns whether the add frame whose first message is number `from` would exceed the limit of messages in flight. If
--- the frame continues in the next chunk, all its messages count, and the link records a refusal for the later chunks.
--- If the frame ends in this chunk, only messages that are not yet in flight count.
+-- the frame continues in the next chunk, all its messages count, and the function records a refusal in `link` for the
+-- later chunks. If the frame ends in this chunk, only messages that are not yet in flight count.
 local function too_many(from)
   local to = from
   while kinds[to + 1] and kinds[to + 1] < 128 do to = to + 1 end

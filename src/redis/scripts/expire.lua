@@ -21,7 +21,7 @@
 -- ARGV[6] maximum number of messages in the batch
 -- Replies:
 --   {'published', messages in the batch, 1 if the whole tick is published now, ms since the tick was due to expire,
---     timed out, acked, storm, missing}: the last values count messages of the whole tick. `storm` is 1 if unusually
+--     timed out, acked, storm, missing}: the last four values are about the whole tick. `storm` is 1 if unusually
 --     many timed out. `missing` is above 0 if the tick ends and Redis has lost messages of its list
 --   {'expected', tick, seq, 1 if the tick is frozen}: nothing was published. The caller should continue with this tick
 --     and seq

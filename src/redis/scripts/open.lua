@@ -69,7 +69,7 @@ if schema > tonumber(ARGV[1]) or schema < tonumber(ARGV[2])
   return {'differs', found[1], found[2], found[3], found[4]}
 end
 -- The new generation is above all earlier ones, so that scripts refuse late writes of older connections. If Redis lost
--- the key `link`, the time in ms is above all earlier generations.
+-- the key `link`, the time in ms is normally above all earlier generations.
 local generation = math.max(tonumber(redis.call('HGET', link, 'generation') or '0') + 1, now)
 redis.call('HSET', link, 'generation', generation)
 -- Without this entry, a sidecar that dies before its first heartbeat would never be found dead.

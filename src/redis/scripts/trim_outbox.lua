@@ -65,8 +65,8 @@ local function settle_for_all(id)
 end
 
 -- Ends the step with `reply`. If the step dropped anything, the key `link` keeps the reply, since a repeated call could
--- not count the dropped batches again. Redis accepts this write even if it is out of memory, because it is not the
--- first write of the script.
+-- not count the dropped batches again. Redis accepts this write even if it is out of memory, because it checks its
+-- memory only before the first write of a script.
 local function ends(reply)
   if batches > 0 or #reply > 4 then
     redis.call('HSET', KEYS[2], 'tended', number .. ' ' .. table.concat(reply, ' ', 2))
