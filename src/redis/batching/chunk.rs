@@ -2,9 +2,9 @@
 //!
 //! A *frame* is one request: an add or a del of one or more messages. A *chunk* is the part of all waiting frames that
 //! one script applies. A *slice* is the part of a frame in a chunk. A *class* is an operation, for example an add with
-//! a certain ack timeout, that many messages share. A chunk has one byte for each message, the number of its class. It
-//! also has the name of each message. If a message occurs twice, the chunk has its name once, and refers to the names
-//! by position. So the script need not search for repeated messages.
+//! a certain ack timeout, that many messages share. For each message, a chunk has one byte: the number of the message's
+//! class. A chunk also has the names of its messages, each name once. If a message occurs twice, the chunk refers to
+//! the names by position, so that the script need not search for repeated messages.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -25,8 +25,8 @@ const MAX_CLASSES: usize = 100;
 /// The bit that marks the first message of a frame, in the byte with the number of its class.
 const BEGINS: u8 = 128;
 
-const _: () = assert!(MAX_CLASSES < BEGINS as usize, "a class is a number below the mark");
-const _: () = assert!(MAX_CHUNK <= u16::MAX as usize, "a position is two bytes long");
+const _: () = assert!(MAX_CLASSES < BEGINS as usize, "the number of a class is below BEGINS");
+const _: () = assert!(MAX_CHUNK <= u16::MAX as usize, "a position fits in two bytes");
 
 /// Messages `from..to` of the frame with the number `frame`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,13 +42,14 @@ impl Slice {
     }
 }
 
-/// The slices that one script applies, under the number of the chunk. Redis applies chunks in the order of their
-/// numbers.
+/// The slices that one script applies together. Redis applies chunks in the order of their numbers.
 #[derive(Debug)]
 pub(crate) struct Chunk {
     pub(crate) number: u64,
     pub(crate) slices: Vec<Slice>,
-    /// Whether the chunk contained an add when it was sent. The frame of that add may have been answered since.
+    /// Decides how an out-of-memory error is handled. With an add, the adds are refused, and the dels are sent again.
+    /// Without an add, the whole chunk is refused. True if the chunk had an add when it was sent, even if that add is
+    /// answered now.
     pub(crate) has_adds: bool,
 }
 
@@ -70,12 +71,13 @@ pub(crate) struct ChunkWriter {
     /// For each message: the position of its name, in two bytes.
     positions: Vec<u8>,
     names: Vec<Message>,
-    /// Number of messages to add. If a frame begins in this chunk, all its messages count. If it began earlier, only
-    /// its messages in this chunk count.
+    /// Number of messages to add. If so many fit into the limit of messages in flight, the script skips the check of
+    /// each frame. A frame that begins here counts with all its messages, another only with those in this chunk.
     to_add: usize,
-    /// The number of the add frame that began in an earlier chunk and continues in this one.
+    /// The number of the add frame that began in an earlier chunk and continues in this one. If the script refused the
+    /// earlier part, it also refuses this part.
     goes_on: Option<u64>,
-    /// The number of the add frame that begins in this chunk and continues in the next one, and its total number of
+    /// The add frame that begins in this chunk and continues in the next one: its number, and its total number of
     /// messages.
     cut: Option<(u64, usize)>,
 }
@@ -101,12 +103,12 @@ impl ChunkWriter {
             self.classes.pop();
             return false;
         }
-        let kind = u8::try_from(class + 1).expect("a class is a number below the mark");
+        let kind = u8::try_from(class + 1).expect("the number of a class is below BEGINS");
         let begins = if slice.from == 0 { BEGINS } else { 0 };
         self.kinds.push(kind | begins);
         self.kinds.resize(self.kinds.len() + slice.len() - 1, kind);
         for message in &frame.messages[slice.from..slice.to] {
-            let next = u16::try_from(self.names.len() + 1).expect("a chunk has fewer messages");
+            let next = u16::try_from(self.names.len() + 1).expect("a position fits in two bytes");
             let position = *self.named.entry(*message).or_insert(next);
             if position == next {
                 self.names.push(*message);
@@ -158,14 +160,15 @@ impl ChunkWriter {
 /// The answer of the script to a chunk.
 #[derive(Debug)]
 pub(crate) struct Applied {
+    /// The tick to which the script added the ack timeouts.
     pub(crate) tick_due: Tick,
     /// The outcomes: one letter for each message of the chunk. The header of `apply.lua` lists the letters.
     pub(crate) letters: String,
     /// Comma-separated times in ms: Redis' time, then for each message with the letter `k`, `w` or `l` the time of its
     /// add.
     pub(crate) times: String,
-    /// Number of messages in flight after this chunk. `None` if the answer was read from the link, the state of the
-    /// connection in Redis, because the stored answer does not contain it.
+    /// Number of messages in flight after this chunk, for the text of a refusal. `None` if the answer was read from the
+    /// Redis key `link`, because the answer that is stored there does not contain this number.
     pub(crate) in_flight: Option<u64>,
 }
 
@@ -179,8 +182,9 @@ impl Applied {
         Ok(Applied { tick_due, letters, times, in_flight: Some(answer.count()?) })
     }
 
-    /// Parses an answer that the script stored in the link: `generation|number|tick due|outcomes|times`. Returns `None`
-    /// if it belongs to another chunk. The generation of the connection and the number identify a chunk.
+    /// Parses an answer that the script stored in the Redis key `link`: `generation|number|tick due|outcomes|times`.
+    /// Returns `None` if the answer belongs to another chunk. The generation of the connection and the number of the
+    /// chunk identify a chunk.
     pub(crate) fn parse(text: &str, generation: i64, number: u64) -> Option<Applied> {
         let mut parts = text.split('|');
         let is_of_chunk = parts.next()?.parse() == Ok(generation) && parts.next()?.parse() == Ok(number);

@@ -1,17 +1,16 @@
 //! Limits how many messages a link sends to Redis at once, based on how long the answers take. A *link* connects a
 //! sidecar to the Redis of one ring.
 //!
-//! Redis serves its connections in turns. A turn takes longer if all links of all sidecars together have more scripts
-//! in flight. No link knows of the other links. So each link has a congestion window, as in TCP: it sends fewer
+//! Redis serves its connections in turns. The more scripts all links of all sidecars have in flight, the longer a turn
+//! takes. A link cannot see the other links. So each link has a congestion window, as in TCP: the link sends fewer
 //! messages if its answers take long, and more otherwise. With this limit, a thousand links do not overload Redis, and
-//! a single link can use all of its capacity.
+//! a single link can use the whole capacity of Redis.
 
 use std::time::{Duration, Instant};
 
 use crate::redis::batching::chunk::MAX_CHUNK;
 
-/// Maximum number of scripts that a link has in flight. Redis also keeps the last answers of a link, as many as this
-/// number.
+/// Maximum number of scripts that a link has in flight. Redis also keeps this number of last answers for each link.
 pub(crate) const DEPTH: usize = 2;
 
 /// The window at the beginning and after a pause, in messages. If a thousand links begin at once, Redis can process
@@ -21,12 +20,12 @@ const FIRST: usize = 250;
 /// The minimum window, in messages. With fewer messages, the fixed cost of a script exceeds the cost of its messages.
 const LEAST: usize = 50;
 
-/// How long an answer may wait in Redis, that is, its round trip minus the round trip to an idle Redis. If it waits
-/// longer, Redis counts as overloaded.
+/// If an answer waits in Redis for longer than this, Redis counts as overloaded, and the window is halved. The wait is
+/// the round trip minus the round trip to an idle Redis.
 const TARGET: Duration = Duration::from_millis(50);
 
-/// The length of a period without use. After each such period, a window above its initial size is halved, and a window
-/// below it is doubled, until it has that size.
+/// The length of a period in which less than half of the window is used. After each such period, a window above its
+/// initial size is halved, and a window below that size is doubled, until the window has its initial size.
 const UNUSED: Duration = Duration::from_millis(250);
 
 /// Minimum number of waiting messages for which a second script is sent while one is in flight.
@@ -62,8 +61,8 @@ impl Window {
         Window { messages: FIRST, used_at: now, congested_at: None }
     }
 
-    /// Returns the maximum number of messages for a script that is sent at `now`. Before, changes a window that was not
-    /// used lately.
+    /// Returns the maximum number of messages for a script that is sent at `now`. If the window was not used lately,
+    /// first moves it towards its initial size.
     pub(crate) fn messages(&mut self, now: Instant) -> usize {
         while self.messages != FIRST && now.saturating_duration_since(self.used_at) >= UNUSED {
             let is_large = self.messages > FIRST;
@@ -86,7 +85,7 @@ impl Window {
             self.used_at = now;
         }
         if waited > TARGET {
-            // A script that was sent before the window was last halved does not halve it again.
+            // The answer to a script that was sent before the last halving does not halve the window again.
             if self.congested_at.is_none_or(|congested| sent_at >= congested) {
                 self.messages = (self.messages / 2).max(LEAST);
                 self.congested_at = Some(now);
@@ -161,7 +160,7 @@ mod tests {
             assert_eq!(window.messages(start + ms(after)), messages, "after {after} ms");
         }
         window.answered(10, start, ms(1), start + ms(60_000));
-        assert_eq!(window.messages(start + ms(60_000)), FIRST, "it was not full");
+        assert_eq!(window.messages(start + ms(60_000)), FIRST, "the window was not full");
         full(&mut window, start + ms(60_000), &[500; 5]);
         for (after, messages) in [(60_249, 50), (60_250, 100), (60_750, FIRST), (99_000, FIRST)] {
             assert_eq!(window.messages(start + ms(after)), messages, "after {after} ms");

@@ -30,8 +30,8 @@ use crate::redis::connection::link::{Link, LinkState, Session};
 use crate::redis::connection::lost_writes;
 use crate::redis::scripts::{Answer, SCRIPTS};
 
-/// Maximum number of answered Acks that the sidecar keeps over all rings, to apply them again if Redis loses them. An
-/// Ack needs 32 bytes.
+/// Maximum number of answered Acks that the sidecar keeps for all rings together, to apply them again if Redis loses
+/// them. An Ack needs 32 bytes.
 const KEPT_ACKS: usize = 1_000_000;
 
 /// Sends the requests in `inbox` to the ring of `link`. Never ends.
@@ -65,8 +65,8 @@ struct Driver {
     /// A buffer for the items that move from the inbox to the queue. It is a field only to reuse its memory.
     items: Vec<Item>,
     queue: Queue,
-    /// The part of the metric `held_acks` that this ring has added. While Redis is unreachable, the Acks without an
-    /// answer are *held*.
+    /// This ring's share of the metric `held_acks`: the number of Acks without an answer while Redis is unreachable,
+    /// else 0.
     shown_held_acks: i64,
     /// Whether Redis was out of memory for the last chunk with adds. The log reports only changes of this state.
     is_out_of_memory: bool,
@@ -149,8 +149,8 @@ impl Driver {
         self.queue.wake();
     }
 
-    /// Sends a script if none is in flight. Sends a second one if enough messages wait, or if a barrier waits for its
-    /// earlier requests.
+    /// Sends a script if none is in flight. Sends a second one if enough messages wait, or if there is a barrier, which
+    /// waits until all earlier requests are answered.
     async fn send(&mut self, scripts: &mut Scripts) {
         while scripts.in_flight.is_empty()
             || scripts.in_flight.len() < scripts.window.scripts()
@@ -224,9 +224,9 @@ impl Driver {
             }
             Err(fault) => return Err(fault),
         }
-        // Redis has not recorded the number of this chunk. So it does not apply the later chunks in flight either.
-        // Their messages are queued again, in order. The messages of this chunk are queued too, unless the chunk was
-        // refused above.
+        // Redis has not applied this chunk. So it does not apply the later chunks in flight either, because their
+        // numbers do not follow. All these chunks are queued again, in order. If there is a `refusal`, their adds are
+        // refused instead.
         let chunks = scripts.in_flight.drain(..).map(|(chunk, _)| chunk).collect();
         self.queue.send_again(chunks, refusal.as_ref());
         if let Some(refusal) = refusal {
@@ -237,14 +237,15 @@ impl Driver {
     }
 }
 
-/// The exchanges in flight, in the order of sending. Each has the value that was sent, and the future of its answer.
+/// The *exchanges* (requests with their answers) in flight, in the order of sending. Each element has the value that
+/// was sent, and the future of the answer.
 type InFlight<T, A> = VecDeque<(T, MaybeDone<BoxFuture<'static, A>>)>;
 
 /// Starts `exchange`, and appends it to `in_flight` with the value `sent`. When this function returns, the request is
 /// on the connection, or queued for it after all earlier requests.
 async fn send<T, A>(in_flight: &mut InFlight<T, A>, sent: T, exchange: impl Future<Output = A> + Send + 'static) {
-    // The connection accepts a limited number of requests. An earlier exchange may have got a permit for the connection
-    // that it has not used yet. This poll makes it use the permit first.
+    // The connection accepts a limited number of requests at a time. An earlier exchange may have a permit for the
+    // connection that it has not used yet. This poll lets the earlier exchange send its request first.
     for (_, earlier) in &mut *in_flight {
         let _ = poll!(earlier);
     }
@@ -261,7 +262,7 @@ async fn send<T, A>(in_flight: &mut InFlight<T, A>, sent: T, exchange: impl Futu
 async fn first_answer<T, A>(in_flight: &mut InFlight<T, A>) -> A {
     let Some((_, answer)) = in_flight.front_mut() else { return std::future::pending().await };
     (&mut *answer).await;
-    Pin::new(answer).take_output().expect("it is done, and was not taken before")
+    Pin::new(answer).take_output().expect("the answer has come, and was not taken before")
 }
 
 #[cfg(test)]

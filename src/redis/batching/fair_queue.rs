@@ -2,8 +2,8 @@
 //! many requests does not delay the others.
 //!
 //! A *frame* is one request. A *slice* is a part of a frame, or the whole frame. The slices of one connection stay in
-//! order. The slices of different connections have no order. A connection is *fresh* if its queue was empty and it has
-//! had no turn since. Fresh connections get every second turn, if there are any. So an Ack of a connection with few
+//! order. The slices of different connections have no order. A connection is *fresh* if it has had no turn since its
+//! queue was last empty. Fresh connections get every second turn, if there are any. So an Ack of a connection with few
 //! requests is sent soon, even if other connections have long queues. If a part of a frame was sent, the rest of that
 //! frame goes before all other slices.
 
@@ -39,7 +39,7 @@ impl FairQueue {
         slices.push_back(slice);
     }
 
-    /// Puts a slice back before all others. The slice must have been returned by `pop`, and not sent. The turn of its
+    /// Puts a slice that `pop` returned back before all others. Redis must not have applied the slice. The turn of its
     /// connection ends after this slice. Otherwise a connection with long frames could keep its turn forever, because a
     /// part of each frame is put back.
     pub(crate) fn push_front(&mut self, connection: ConnectionId, slice: Slice) {
@@ -105,8 +105,8 @@ mod tests {
             let own = taken.iter().filter(|(one, _)| *one == ConnectionId(connection)).map(|(_, frame)| *frame);
             assert!(own.eq(0..1_000));
         }
-        // All connections wait from the beginning. So no connection has a third turn before every other one had its
-        // first.
+        // All connections wait from the beginning. So each connection has its first turn before another has its third
+        // turn.
         let turns = taken[..6 * TURN].chunk_by(|one, next| one.0 == next.0);
         assert!(turns.clone().all(|turn| turn.len() <= 2 * TURN) && turns.count() >= 4);
         assert!(queue.slices.is_empty() && queue.fresh.is_empty() && queue.others.is_empty());

@@ -2,7 +2,7 @@
 //! request: it completes or refuses the request.
 //!
 //! The requests wait in an [`Inbox`]. The task takes all of them at once. It is woken only when enough messages wait,
-//! so that a script carries many messages.
+//! so that a script carries many messages, or when an item is urgent.
 
 use std::mem;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(crate) struct Frame {
     pub(crate) messages: Box<[Message]>,
     /// Whether any part of the frame was sent to Redis.
     pub(crate) is_sent: bool,
-    /// The deadline of the added messages, known after the first answer.
+    /// The deadline of the added messages, known after Redis has applied the first part of the frame.
     pub(crate) deadline: Tick,
     /// The outcomes of the messages that Redis has already answered, one letter of `apply.lua` for each. Used only if
     /// the frame needs more than one script.
@@ -58,8 +58,8 @@ impl Frame {
     }
 
     /// Answers the frame with the outcomes of its messages. The parameter `letters` has the outcomes that are not yet
-    /// in the field `letters`. `latencies` are the times that acknowledged messages were in flight. Returns the waker
-    /// of the connection, which the caller must wake.
+    /// in the field `letters`. `latencies` says how long each acknowledged message was in flight. Returns the
+    /// waker of the connection, which the caller must wake.
     pub(crate) fn complete(mut self, letters: &[u8], latencies: impl Iterator<Item = Duration>) -> Option<Waker> {
         let outcomes = self.letters.iter().chain(letters).map(|letter| outcome(*letter));
         self.completions.take()?.put(|batch| {
@@ -68,7 +68,7 @@ impl Frame {
         })
     }
 
-    /// Records `latencies`, the times that acknowledged messages were in flight, for a frame that is not yet complete.
+    /// Records how long each acknowledged message was in flight, for a frame that is not yet complete.
     pub(crate) fn record_latencies(&self, latencies: impl Iterator<Item = Duration>) {
         if let Some(completions) = &self.completions {
             completions.record(|batch| latencies.for_each(|latency| batch.ack_latency.record(latency, 1)));
@@ -151,7 +151,7 @@ impl Inbox {
 
     /// Moves all items to `taken`. The caller must pass an empty vector, whose memory the inbox then uses.
     pub(crate) fn take(&self, taken: &mut Vec<Item>) {
-        debug_assert!(taken.is_empty(), "items that were taken before are lost");
+        debug_assert!(taken.is_empty(), "`taken` is not empty, and its items would be lost");
         let mut state = self.0.lock();
         mem::swap(&mut state.items, taken);
         (state.messages, state.is_urgent) = (0, false);
@@ -214,10 +214,10 @@ mod tests {
         assert!(is_ready(&inbox, 2) && !is_ready(&inbox, 3));
         let (told, _passed) = oneshot::channel();
         inbox.push_barrier(told);
-        assert!(is_ready(&inbox, 3), "a barrier is enough");
+        assert!(is_ready(&inbox, 3), "a barrier is urgent");
         inbox.push(&batch(&[3]), ConnectionId::default(), &completions);
         inbox.take(&mut items);
-        assert!(!is_ready(&inbox, 0), "nothing is left");
+        assert!(!is_ready(&inbox, 0), "the inbox is empty");
         let seen: Vec<Option<Vec<u64>>> = items
             .iter()
             .map(|item| match item {

@@ -44,10 +44,10 @@ const KEEP: usize = 65_536;
 pub(crate) struct Queue {
     pub(super) frames: Frames,
     by_connection: FairQueue,
-    /// Number of messages in `by_connection`. Messages of frames that were refused in the queue still count.
+    /// Number of messages in `by_connection`. If a frame was refused, its messages count until they are removed there.
     pub(super) waiting: usize,
-    /// The barriers in order. A barrier is notified when all frames with a lower number than the barrier's are
-    /// answered.
+    /// The barriers in order, each with the number of the first frame after it. A barrier is notified when all frames
+    /// before it are answered.
     pub(super) barriers: VecDeque<(u64, oneshot::Sender<()>)>,
     /// The chunks whose session ended before their answer arrived, oldest first. Each has the generation of that
     /// session, a number that Redis never uses twice for this sidecar.
@@ -97,7 +97,7 @@ impl Queue {
         }
     }
 
-    /// Wakes the connections that have new answers. Notifies the barriers whose earlier frames are all answered.
+    /// Wakes the connections that have new answers. Notifies each barrier if all frames before it are answered.
     pub(crate) fn wake(&mut self) {
         self.wakers.drain(..).for_each(Waker::wake);
         let passed = self.barriers.partition_point(|(before, _)| *before <= self.frames.first);
@@ -207,15 +207,15 @@ impl Queue {
     fn end(&mut self, name: u64, with: impl FnOnce(Frame) -> Option<Waker>) {
         let Some(frame) = self.frames.take(name) else { return };
         if !frame.is_add() {
-            // The number is reduced before the answer, because the client may read the number of held Acks right after
-            // its answer.
+            // The number of unanswered Acks is reduced before the answer is sent, because the client may read the
+            // number of held Acks right after the answer.
             self.progress.unanswered_acks.fetch_sub(frame.messages.len() as u64, Ordering::Relaxed);
         }
         self.wakers.extend(with(frame));
     }
 
     /// Queues the slices of `chunks` again. If there is a `refusal`, refuses the adds instead, and queues only the
-    /// dels. The caller must know that Redis did not apply these chunks or any later chunk.
+    /// dels. Must be called only if Redis applied neither these chunks nor any later chunk.
     pub(crate) fn send_again(&mut self, chunks: Vec<Chunk>, refusal: Option<&Refusal>) {
         for slice in chunks.into_iter().rev().flat_map(|chunk| chunk.slices.into_iter().rev()) {
             let Some(frame) = self.frames.get_mut(slice.frame) else { continue };
@@ -246,7 +246,7 @@ impl Queue {
         self.wake();
     }
 
-    /// Refuses every frame that has a slice in `chunk`. For a chunk that Redis cannot apply.
+    /// Refuses every frame that has a slice in `chunk`. Must be called only if Redis cannot apply the chunk.
     pub(crate) fn refuse(&mut self, chunk: Chunk, refusal: &Refusal) {
         for slice in chunk.slices {
             self.end(slice.frame, |mut frame| frame.refuse(refusal.clone()));
@@ -281,7 +281,7 @@ impl Queue {
 /// The frames without an answer, in the order of their names.
 #[derive(Default)]
 pub(super) struct Frames {
-    /// An element is `None` if its frame was answered before an earlier frame.
+    /// An element becomes `None` when its frame is answered. It is removed when all earlier frames are answered too.
     frames: VecDeque<Option<Frame>>,
     /// The name of the first frame in `frames`. If `frames` is empty, the name of the next frame.
     pub(super) first: u64,

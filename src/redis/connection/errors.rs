@@ -21,7 +21,7 @@ macro_rules! fault_kinds {
         }
 
         impl FaultKind {
-            /// Returns three values: the label in metrics, whether one such fault makes the connection useless, and
+            /// Returns three values: the label in metrics, whether the connection must end after one such fault, and
             /// whether Redis certainly did not run the command.
             pub(super) fn effects(self) -> (&'static str, bool, bool) {
                 match self {
@@ -45,7 +45,7 @@ fault_kinds! {
     Clustered => ("other", true, true),
     /// The slot of the ring is being moved to another node of a Cluster. Scripts fail until the move ends.
     OpenSlot => ("open_slot", true, true),
-    /// Redis is still loading its data.
+    /// Redis is still loading its data, or is a replica that has lost its primary.
     Loading => ("loading", true, true),
     /// A script that runs for too long blocks Redis.
     Busy => ("busy", true, true),
@@ -57,9 +57,10 @@ fault_kinds! {
     Stale => ("stale", true, true),
     /// The command was not sent, because the sidecar has no connection to Redis.
     Unreachable => ("other", false, true),
-    /// The Redis user or the password is wrong, or the user may not run the command.
+    /// The Redis user or the password is wrong, or the user is not allowed to run the command.
     Forbidden => ("forbidden", true, false),
-    /// The Redis user may not run a command in this script, or use a key of it. Other scripts may work.
+    /// The Redis user is not allowed to run a command of this script, or to use one of its keys. Other scripts may
+    /// work.
     Denied => ("forbidden", false, false),
     /// This sidecar cannot use this version of Redis, or a ring with these settings.
     Unfit => ("other", true, true),
@@ -82,8 +83,10 @@ impl Fault {
     /// Returns the text of the fault, and a remedy. The remedy assumes that this sidecar cannot use Redis at all.
     pub(crate) fn with_remedy(&self) -> String {
         let remedy = match self.kind {
-            FaultKind::ReadOnly => "it is a read-only replica: name its primary",
-            FaultKind::Unwritable => "it takes no writes: look at its disk (MISCONF) or its replicas (NOREPLICAS)",
+            FaultKind::ReadOnly => "this Redis is a read-only replica: name its primary in --store",
+            FaultKind::Unwritable => {
+                "this Redis takes no writes: look at its disk (MISCONF) or its replicas (NOREPLICAS)"
+            }
             FaultKind::Clustered => {
                 "it is a node of a Redis Cluster: begin --store with redis-cluster://, and look whether the Cluster is whole \
                  (CLUSTER INFO) if it does"
@@ -97,11 +100,11 @@ impl Fault {
                  keys of this --namespace"
             }
             FaultKind::Unfit => return self.text.clone(),
-            FaultKind::OutOfMemory => "it has no memory left: raise its maxmemory",
+            FaultKind::OutOfMemory => "this Redis has no memory left: raise its maxmemory",
             FaultKind::Busy => {
-                "a script of another client does not end: find its client, and end it with SCRIPT KILL"
+                "a script of another client does not end: end the script with SCRIPT KILL, and find that client"
             }
-            _ => "look at its log",
+            _ => "look at the log of this Redis",
         };
         format!("{}; {remedy}", self.text)
     }
@@ -143,8 +146,8 @@ impl From<RedisError> for Fault {
     }
 }
 
-/// Returns whether a script failed because the Redis user may not use a command or a key. Redis 7.0 reports this with a
-/// general error code, so the function searches the text.
+/// Returns whether a script failed because the Redis user is not allowed to use a command or a key. Redis 7.0 reports
+/// this with a general error code, so the function searches the text.
 fn is_denied(error: &RedisError) -> bool {
     let denied = ["The user executing the script can't", "ACL failure in script"];
     error.detail().is_some_and(|detail| denied.iter().any(|words| detail.contains(words)))
@@ -160,7 +163,7 @@ impl From<Fault> for Refusal {
                  out, or give it more",
             ),
             _ if is_not_applied => format!("Redis cannot be used now ({text}): try again"),
-            _ => format!("Redis could not carry this out ({text}); any part of it may be applied: repeat it"),
+            _ => format!("Redis failed to apply the request ({text}); any part may be applied: repeat it"),
         };
         Refusal::new(if is_not_applied { Reason::StoreUnreachable } else { Reason::StoreTimeout }, sentence)
     }

@@ -62,8 +62,8 @@ async fn read(found: &Found, link: &Link, outbox: &RedisOutbox, lease: &RedisLea
             if entry.map.contains_key("vacant") {
                 lease.notify();
             } else if let Some(successor) = entry.get::<String>("handed") {
-                // The leader handed the ring over to one candidate. That candidate polls the lease at once, and the
-                // others at their usual times.
+                // The leader handed the ring over to one candidate. Only that candidate polls the lease at once. The
+                // others poll at their usual times.
                 if successor == link.identity.token {
                     lease.notify();
                 }

@@ -4,15 +4,15 @@
 //!          connect, load scripts, run `open`
 //!   Down ────────────────────────────────────▶ Up (session n, generation g)
 //!     ▲                                           │
-//!     └── a fault that ends it, two timeouts ─────┘
+//!     └── a fatal fault, two timeouts in a row ───┘
 //! ```
 //!
 //! A *session* is the time from the registration of one connection until its end. A multiplexed connection does not
-//! recover by itself after a timeout or a READONLY answer. So this module ends the session after some kinds of faults,
-//! and [`reconnect`](crate::redis::connection::reconnect) opens the next session. Each session first runs the script
-//! `open`. This script registers a *generation*, a number that grows with each connection. From then on, scripts refuse
-//! writes of the previous session, which have a lower generation. `open` also returns the number of the last *chunk*,
-//! that is, of the last script with adds and dels that Redis applied.
+//! recover by itself after a timeout or a READONLY answer. So this module ends the session after a fatal fault, or
+//! after two timeouts in a row. Then [`reconnect`](crate::redis::connection::reconnect) opens the next session. Each
+//! session first runs the script `open`. This script registers a *generation*, a number that grows with each
+//! connection. From then on, scripts refuse writes of the previous session, which have a lower generation. `open` also
+//! returns the number of the last *chunk*, that is, of the last script with adds and dels that Redis applied.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -55,8 +55,8 @@ pub(crate) struct Session {
     pub(crate) chunk: u64,
     /// The answers to the last two chunks that Redis had applied, each with the generation and the number of its chunk.
     pub(crate) answers: [String; 2],
-    /// Whether the pointer (the tick that expires next) waits until this sidecar has applied some Acks: the sidecar
-    /// held them when the session began, or Redis lost them.
+    /// Whether this sidecar must tell Redis when certain Acks are applied, because the pointer (the tick that expires
+    /// next) waits for them. The sidecar held these Acks when the session began, or Redis lost them.
     pub(crate) is_awaited: bool,
     pub(crate) confirmation: Mutex<Confirmation>,
     /// Number of requests in a row that timed out.
@@ -120,9 +120,9 @@ impl Link {
         self.state.borrow().clone()
     }
 
-    /// Runs a script that writes. Redis refuses the script if `session` is no longer the newest one. This function adds
-    /// the keys `meta` and `link` before `keys`, and the generation before `arguments`. Returns the first word of the
-    /// answer, and the other values.
+    /// Runs a script that writes. The script refuses the call if `session` is no longer the newest one. This function
+    /// adds the keys `meta` and `link` before `keys`, and the generation before `arguments`. Returns the first word of
+    /// the answer, and the other values.
     pub(crate) async fn write_in(
         &self,
         session: &Session,
@@ -171,8 +171,7 @@ impl Link {
         self.exchange(session, &script.load()).await.map(drop).map_err(|fault| self.report(session, fault))
     }
 
-    /// Sends a call of a script and waits for its answer. Counts a fault, and ends the session if the fault makes it
-    /// useless.
+    /// Sends a call of a script and waits for its answer. Counts a fault, and ends the session after a fatal fault.
     pub(crate) async fn send(
         &self,
         session: &Session,
@@ -191,14 +190,14 @@ impl Link {
         let value = answered.map_err(|fault| self.report(session, fault))?;
         session.timeouts.store(0, Ordering::Relaxed);
         if is_stale(&value) {
-            let text = "the sidecar has connected again since, or the ring does not exist any more";
+            let text = "the sidecar has registered a newer connection, or the ring does not exist any more";
             return Err(self.report(session, Fault::new(FaultKind::Stale, text)));
         }
         Answer::new(script, value)
     }
 
-    /// Runs a script that does nothing, so that the stall detector gets an answer. The script is used because Redis
-    /// answers a PING even while it pauses writes. A timeout is not counted as an error, because no request is lost.
+    /// Runs a script that does nothing, so that the stall detector gets an answer. A PING does not suffice, because
+    /// Redis answers it even while it pauses writes. A timeout is not counted as an error, because no request is lost.
     pub(crate) async fn probe(&self, session: &Session) {
         match self.exchange(session, redis::cmd("EVAL").arg("return 1").arg(0)).await {
             Ok(_) | Err(Fault { kind: FaultKind::Timeout, .. }) => {}
@@ -211,7 +210,7 @@ impl Link {
         session.server.exchange(answer(&mut session.connection.clone(), call)).await
     }
 
-    /// Counts a fault. Ends the session if the fault makes it useless, or if it is one of too many timeouts in a row.
+    /// Counts a fault. Ends the session after a fatal fault, or after [`MAX_TIMEOUTS`] timeouts in a row.
     fn report(&self, session: &Session, fault: Fault) -> Fault {
         let (label, ends_the_connection, _) = fault.kind.effects();
         self.metrics.redis_errors.of(label).inc();

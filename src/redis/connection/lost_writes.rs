@@ -26,7 +26,8 @@ const MAX_REAPPLIED: usize = 1_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ack {
     pub(crate) message: Message,
-    /// When the message was added, in ms by Redis' clock. A later add of the same message has another time.
+    /// When the message was added, in ms by Redis' clock. The script skips the Ack if the message now has another time,
+    /// because the message was then added again.
     pub(crate) added_ms: u64,
     pub(crate) is_withdrawal: bool,
 }
@@ -44,8 +45,8 @@ struct AnsweredChunk {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Lost {
     pub(crate) chunks: u64,
-    /// Number of messages that the lost chunks added. Chunks that this sidecar no longer keeps do not count. These
-    /// messages will not time out.
+    /// Number of messages that the lost chunks added. Chunks that this sidecar no longer keeps do not count. The
+    /// added messages will not time out.
     pub(crate) added: u64,
     /// Acks that can be applied again, oldest first.
     pub(crate) acks: Vec<Ack>,

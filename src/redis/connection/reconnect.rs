@@ -25,7 +25,7 @@ const RETRY: Duration = Duration::from_millis(100);
 /// opens the next one.
 const SHORT_SESSION: Duration = Duration::from_secs(1);
 
-/// Number of short sessions in a row that cause no delay of the next session.
+/// Maximum number of short sessions in a row after which the next session begins without a delay.
 const FEW_SHORT_SESSIONS: u32 = 5;
 
 /// The maximum delay before the next session. The delay grows with each further short session.
@@ -35,10 +35,11 @@ const LONGEST_DELAY: Duration = Duration::from_secs(2);
 pub(crate) struct Sessions {
     link: Arc<Link>,
     opened: u64,
-    /// The incarnation of the ring in the last session: a random name that changes when the ring is created again.
+    /// The incarnation of the ring in the last session: a random name that changes when the ring is created again. A
+    /// change shows that Redis has lost the ring.
     incarnation: Option<String>,
-    /// The Redis of the last session. It is kept for its stall detector, which has recorded a stall that may have ended
-    /// the session.
+    /// The Redis of the last session. It is kept so that its stall detector is still there in the next session: the
+    /// detector may have recorded the stall that ended the last session.
     server: Option<Arc<RedisServer>>,
 }
 
@@ -142,8 +143,8 @@ impl Sessions {
             metrics.redis_lost.inc();
             error!(
                 ring,
-                "Redis has lost this ring: the messages in flight are lost, and so are the batches that its \
-                 outbox lost; a new ring begins now; turn on persistence (appendonly yes) \
+                "Redis has lost this ring: the messages in flight are lost, and batches of its outbox may \
+                 be lost; a new ring begins now; turn on persistence (appendonly yes) \
                  to keep it"
             );
         }
@@ -192,13 +193,13 @@ impl Sessions {
         let text = if (slots, tick_ms, rings) == own {
             format!(
                 "the rings of namespace {namespace} in Redis have schema {schema}, which this version does not serve: \
-                 update this sidecar, or drain the others; docs/REDIS.md has the procedure"
+                 update this sidecar, or drain the other sidecars; docs/REDIS.md has the procedure"
             )
         } else {
             format!(
                 "the rings of namespace {namespace} in Redis were made with --slots {slots} --tick {tick_ms}ms \
                  --rings {rings}, and this sidecar was started with --slots {} --tick {}ms --rings {}: start it with \
-                 theirs, or change theirs as docs/REDIS.md says, or choose another --namespace",
+                 the settings in Redis, or change those as docs/REDIS.md says, or choose another --namespace",
                 own.0, own.1, own.2
             )
         };

@@ -35,7 +35,7 @@ const PARTS: u32 = 4;
 /// renew a lease of 3 s in time.
 const PARTS_UNTIL_LOST: u32 = 12;
 
-/// Minimum number of probes, sent after a request and answered, after which the answer to the request may count as
+/// If at least this many probes that were sent after a request are answered, the answer to the request may count as
 /// lost. One probe does not suffice, because Redis may need several turns to read a long script.
 const PROBES_UNTIL_LOST: u64 = 8;
 
@@ -105,7 +105,7 @@ impl RedisServer {
 #[derive(Debug)]
 struct Wait {
     parts: u32,
-    /// Number of parts that ended since Redis last answered any request.
+    /// Number of parts in a row in which Redis answered no request.
     silent: u32,
     /// Number of answers of this Redis to any request, as counted at the end of the last part.
     answers: u64,
@@ -147,7 +147,7 @@ async fn probe(found: Found, stall_detector: Arc<StallDetector>, clock: Arc<Cloc
         };
         let unanswered = stall_detector.probe_sent(clock.now());
         let answered = stall_aware_timeout(PROBE_TIMEOUT, script.query_async::<()>(present)).await;
-        // An error in the answer shows that Redis answers. Only a lost connection or a timeout shows nothing.
+        // An error that Redis returns is an answer too. A lost connection or a timeout is none.
         let is_lost = |error| Fault::from(error).kind == FaultKind::Disconnected;
         if answered.is_some_and(|answered| !answered.is_err_and(is_lost)) {
             unanswered.answered(clock.now());
@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn a_redis_that_answers_others_is_slow_for_as_long_as_it_takes() {
         assert_eq!(ends(|part| (u64::from(part / 3), 0)), None);
-        assert_eq!(ends(|part| (u64::from(part), 7)), None, "it has not had enough turns");
+        assert_eq!(ends(|part| (u64::from(part), 7)), None, "only seven probes are answered");
     }
 
     #[test]

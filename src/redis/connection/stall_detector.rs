@@ -15,8 +15,8 @@ use crate::redis::options::RESPONSE_TIMEOUT;
 /// also delay answers for this long.
 const UNNOTICED: Duration = Duration::from_millis(100);
 
-/// The length of a period. The shortest round trip is taken from the current and the previous period. Older round trips
-/// are forgotten, since the network path may change.
+/// The length of a period for which the shortest round trip is remembered. The detector uses the current and the
+/// previous period. Older round trips are forgotten, since the network path may change.
 const ROUND_TRIPS_KEPT: Duration = Duration::from_secs(10);
 
 /// Maximum round trip that is attributed to the network path. If all round trips take longer, Redis itself is slow.
@@ -29,17 +29,17 @@ pub(crate) struct StallDetector(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     unanswered: u32,
-    /// The beginning of the current time without answers: the last answer, or the first request if none waited before.
+    /// The beginning of the current time without answers: the last answer, or the first request after an idle time.
     /// Used only while a request waits for its answer.
     since: Option<Instant>,
     answers: u64,
     /// Number of probes sent, and number of the last answered probe. A probe is a script without effect that is sent
     /// while an answer is late.
     probes: [u64; 2],
-    /// The last two round trips.
+    /// The last two round trips, from which [`patience`](State::patience) is computed.
     round_trips: [Duration; 2],
-    /// The shortest round trip of the current period, and that of the previous period. `least_since` is the beginning
-    /// of the current period.
+    /// For the estimate of the round trip to an idle Redis: the shortest round trip of the current period, and that of
+    /// the previous period. `least_since` is the beginning of the current period.
     least: [Option<Duration>; 2],
     least_since: Option<Instant>,
     /// The end of the last stall, and its length.
@@ -53,7 +53,7 @@ pub(crate) enum Look {
     Answers,
     /// Redis has not answered for too long, and requests wait.
     Silent,
-    /// Redis answers again after a stall. For this time from now, requests that waited in the stall may still arrive.
+    /// Redis answers again after a stall. Requests that waited during the stall may still arrive within this duration.
     CatchesUp(Duration),
 }
 
@@ -107,8 +107,8 @@ impl StallDetector {
         let Some((end, length)) = state.stall else { return Look::Answers };
         match (end + length).checked_duration_since(now) {
             None | Some(Duration::ZERO) => Look::Answers,
-            // After such a long stall, sidecars may have to connect again, so the time until their requests arrive is
-            // unknown.
+            // After a stall of at least RESPONSE_TIMEOUT, sidecars may have to connect again. So the time until their
+            // requests arrive is unknown.
             Some(_) if length >= RESPONSE_TIMEOUT => Look::CatchesUp(Duration::MAX),
             Some(left) => Look::CatchesUp(left),
         }
@@ -242,7 +242,7 @@ mod tests {
             [least(0, 50), least(100, 60), least(200, 40), least(300, 90)].map(|d| d.as_millis()),
             [50, 50, 40, 40]
         );
-        assert_eq!(least(11_000, 70), ms(40), "from the period before");
+        assert_eq!(least(11_000, 70), ms(40), "the previous period still counts");
         assert_eq!(least(22_000, 80), ms(70));
         assert_eq!([least(33_000, 900), least(44_000, 900)], [ms(80), LONGEST_WAY]);
     }
@@ -270,6 +270,6 @@ mod tests {
         detector.request_sent(start).given_up(start + RESPONSE_TIMEOUT);
         assert_eq!(detector.look(start + RESPONSE_TIMEOUT + ms(100)), Look::CatchesUp(Duration::MAX));
         drop(detector.request_sent(start + ms(2_000)));
-        assert_eq!(detector.look(start + ms(3_000)), Look::Answers, "the request was dropped");
+        assert_eq!(detector.look(start + ms(3_000)), Look::Answers, "a dropped request is no stall");
     }
 }

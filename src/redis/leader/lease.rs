@@ -77,7 +77,7 @@ impl Lease for RedisLease {
                 leads = self.leaderships.count(now),
                 to = successor.name,
                 leads_there = successor.leads,
-                "this sidecar hands the ring over to one that leads fewer"
+                "this sidecar hands the ring over to a sidecar that leads fewer rings"
             );
             return self.give_up(("handed", &successor.token)).await;
         }
@@ -91,8 +91,8 @@ impl Lease for RedisLease {
         Ok(Leadership::Leads { epoch: term.epoch, renew_at: Some(renew_at) })
     }
 
-    /// Gives up the lease. With several rings, also sends the release if another sidecar leads, because it ends the
-    /// candidacy of this sidecar.
+    /// Gives up the lease. With several rings, also runs the script `release` if another sidecar leads, because that
+    /// script ends the candidacy of this sidecar.
     async fn release(&self, _now: Instant) -> Result<(), Refusal> {
         self.leaderships.withdraw(self.link.clock.now());
         let is_held = self.state.lock().possession != Possession::NotHeld;
@@ -120,8 +120,8 @@ impl RedisLease {
         self.on_lease_free.read().iter().for_each(|listener| listener());
     }
 
-    /// Returns whether this sidecar may hand the ring over at `now`. It may not if it knows of a recent stall or outage
-    /// of Redis: the next leader may not know of it, and would not wait for Acks.
+    /// Returns whether this sidecar may hand the ring over at `now`. It must not if it knows of a recent stall or
+    /// outage of Redis: the next leader might not know of the stall, and would not wait for Acks.
     fn can_hand_over(&self, now: Instant) -> bool {
         let link @ Link { options, term: current, .. } = &*self.link;
         let (Some(term), Ok(session)) = (current.get(), link.session()) else { return false };
@@ -163,8 +163,8 @@ impl RedisLease {
         }
     }
 
-    /// Stands for election. After a new connection, a leader also stands again and gets a new epoch, because that Redis
-    /// may have lost writes.
+    /// Stands for election. After a new connection, a leader also stands again and gets a new epoch, because Redis may
+    /// have lost writes.
     async fn stand_for_election(&self, now: Instant, session: &Session) -> Result<Leadership, Refusal> {
         let link @ Link { options, identity, term: current, .. } = &*self.link;
         let recovered_at = link.confirmed(session)?;
@@ -274,7 +274,7 @@ impl RedisLease {
         Leadership::Follows { retry_after: self.state.lock().candidate.retry_after(random) }
     }
 
-    /// Gives up the lease, and sends `hint` to the other sidecars: a field and its value.
+    /// Gives up the lease, and sends the other sidecars a hint. `hint` is the field of the hint, and its value.
     async fn give_up(&self, hint: (&str, &str)) -> Result<Leadership, Refusal> {
         let link @ Link { identity, term: current, .. } = &*self.link;
         current.end();

@@ -37,11 +37,11 @@ impl Candidacy {
     }
 }
 
-/// The leaderships of this sidecar over all rings.
+/// The leaderships of this sidecar in all rings.
 pub(crate) struct Leaderships {
     identity: Identity,
-    /// The length of a lease. In this time each candidate polls several times, and each leader reads the announcements
-    /// at least once.
+    /// The length of a lease. It is the unit of all pauses here, because within one lease each candidate polls several
+    /// times, and each leader reads the announcements at least once.
     lease: Duration,
     /// The current term of this sidecar in each ring, if it leads the ring.
     pub(crate) terms: Vec<Arc<CurrentTerm>>,
@@ -52,8 +52,8 @@ pub(crate) struct Leaderships {
 struct State {
     /// The sidecar announces nothing before this time. `None` until the sidecar first polls a lease.
     announces_from: Option<Instant>,
-    /// The sidecar hands no ring over before this time, because announcements may be older than the last change of
-    /// leaders.
+    /// The sidecar hands no ring over before this time, because announcements may be older than its last win or
+    /// hand-over.
     hands_over_from: Option<Instant>,
     /// The time of the last loss of a ring, and the pause after it, in which the sidecar announces nothing.
     lost: Option<(Instant, Duration)>,
@@ -201,7 +201,7 @@ mod tests {
     #[test]
     fn one_leadership_is_handed_over_at_a_time_and_none_just_after_one_was_won() {
         let ((leaderships, terms), now) = (own(4), Instant::now());
-        assert_eq!(leaderships.successor(candidacies(&[0]), now), None, "it leads nothing");
+        assert_eq!(leaderships.successor(candidacies(&[0]), now), None, "this sidecar leads no ring");
         for ring in &terms {
             ring.begin(term(now + LEASE * 2));
         }
@@ -211,7 +211,11 @@ mod tests {
         let later = now + LEASE / 2;
         assert_eq!(leaderships.successor(candidacies(&[0]), later), None, "the change is not announced yet");
         leaderships.record_win(later);
-        assert_eq!(leaderships.successor(candidacies(&[0]), now + LEASE), None, "the announcement may be older");
+        assert_eq!(
+            leaderships.successor(candidacies(&[0]), now + LEASE),
+            None,
+            "the announcement may be older than the win"
+        );
         assert_eq!(
             leaderships.successor(candidacies(&[1]), later + LEASE).map(|candidacy| candidacy.name).as_deref(),
             Some("sidecar 0")
@@ -248,7 +252,7 @@ mod tests {
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 64, 64, 64]);
         now += LEASE * (LEASES_UNTIL_FORGIVEN + 1);
         leaderships.record_loss(now);
-        assert!(announces_at(now + LEASE), "it had lost nothing for long");
+        assert!(announces_at(now + LEASE), "the earlier losses are forgotten");
     }
 
     #[test]

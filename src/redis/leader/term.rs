@@ -1,6 +1,6 @@
 //! Defines the *term* of a leader: the data that a sidecar has while it leads a ring. The *pointer* of the ring is the
-//! tick that expires next. The leader moves the pointer by one tick per move. The term has the epoch, the end of the
-//! lease, and the time of the next move.
+//! tick that expires next. The leader moves the pointer by one tick per move. The term has the epoch (the number of the
+//! election), the end of the lease, and the time of the next move.
 
 use std::time::{Duration, Instant};
 
@@ -8,12 +8,12 @@ use parking_lot::Mutex;
 
 use crate::core::{Tick, Wheel};
 
-/// Maximum difference of the leader's clock and Redis' clock, measured over one tick. With a greater difference, one of
+/// Maximum difference between the leader's clock and Redis' clock over one tick. A greater difference shows that one of
 /// the two clocks was set.
 pub(crate) const CLOCK_SLACK: Duration = Duration::from_millis(50);
 
-/// How long before a move the leader watches whether Redis stalls. Requests that an earlier stall delayed arrive before
-/// the move.
+/// How long before a move the leader begins to watch whether Redis stalls. A stall that ended earlier does no harm,
+/// because the requests that it delayed arrive before the move.
 pub(crate) const WATCH: Duration = Duration::from_millis(300);
 
 /// The names of this sidecar.
@@ -39,7 +39,8 @@ pub(crate) struct Term {
     pub(crate) next: NextMove,
     /// Whether the leader has put the next move off itself: to wait for Acks, or to skip missed ticks.
     pub(crate) is_aware: bool,
-    /// The time by which moves were put off and that is not yet reported. Every deadline is shifted by this time.
+    /// The time by which moves were put off, minus the whole ticks that earlier moves have reported. Every deadline
+    /// shifts by this time.
     pub(crate) shifted: Duration,
     /// The time until which the pointer waits for Acks after an outage. `None` if no outage ended since the last move.
     pub(crate) grace_until: Option<Instant>,
@@ -77,7 +78,7 @@ impl Term {
         if self.is_busy { timeout / 16 } else { timeout }
     }
 
-    /// Returns whether this leader may hand the ring over at `now`. It may not if it has put the next move off, or
+    /// Returns whether this leader may hand the ring over at `now`. It must not if it has put the next move off, or
     /// already watches Redis before the move: the next leader would not know why the pointer should wait.
     pub(crate) fn is_calm(&self, now: Instant, tick_length: Duration) -> bool {
         !self.is_aware && now + WATCH.min(tick_length / 2) < self.next.at
@@ -111,12 +112,12 @@ impl NextMove {
         NextMove { at: from_now(answered, ms).checked_sub(ahead).unwrap_or(answered), ahead }
     }
 
-    /// Returns the time at which the move is certainly due. A clock that is set may make this wrong.
+    /// Returns the time at which the move is certainly due, unless Redis' clock is set.
     pub(crate) fn certain(self) -> Instant {
         self.at + self.ahead
     }
 
-    /// Returns the move with `at` and the certain time limited to `certain`.
+    /// Returns the move with both times limited to `certain`: `at`, and the time at which the move is certainly due.
     pub(crate) fn no_later_than(self, certain: Instant) -> NextMove {
         let at = self.at.min(certain);
         NextMove { at, ahead: self.certain().min(certain) - at }
@@ -212,9 +213,9 @@ pub(crate) mod tests {
             Term { is_aware: aware, next, ..term(now) }.is_calm(now, tick)
         };
         assert!(calm(false, ms(400), ms(1_000)));
-        assert!(!calm(true, ms(400), ms(1_000)), "it put the move off");
-        assert!(!calm(false, ms(200), ms(1_000)), "it watches Redis");
-        assert!(calm(false, ms(200), ms(200)), "it always does");
+        assert!(!calm(true, ms(400), ms(1_000)), "the leader put the move off");
+        assert!(!calm(false, ms(200), ms(1_000)), "the leader watches Redis");
+        assert!(calm(false, ms(200), ms(200)), "the leader watches Redis only for the last half of a short tick");
         assert!(!calm(false, ms(50), ms(200)));
     }
 

@@ -14,7 +14,7 @@
 -- ARGV[3] name of the candidate
 -- ARGV[4] length of the lease in ms
 -- ARGV[5] the pointer that the candidate saw last
--- ARGV[6] ms for which the candidate has observed this pointer and ARGV[15], by its monotonic clock
+-- ARGV[6] ms for which the candidate has observed ARGV[5] and ARGV[15] unchanged, by its monotonic clock
 -- ARGV[7] 1 if the candidate did not lead before and has not polled the lease lately on this connection, else 0
 -- ARGV[8] the highest epoch that the candidate has seen
 -- ARGV[9] token of a lease that its holder does not renew: this script deletes that lease; empty if there is none
@@ -64,9 +64,10 @@ redis.call('HSET', KEYS[1], 'epoch', epoch, 'leader', ARGV[3], 'lease_ms', ARGV[
 
 -- `gap` is the time since `due_ms`, by Redis' clock. Below one tick the gap needs no correction. Otherwise the leader
 -- catches up missed ticks, and the rest of the gap shifts every deadline. The time to catch up is the minimum of the
--- gap, the candidate's observation `own`, and the limit `catch_up`. The observation counts only if it is of the present
--- `due_ms`. An election may have shifted `due_ms`, and Redis' clock may have been set after later adds. A candidate
--- that has not polled lately cannot tell whether there was an outage, so it waits for Acks that may still arrive.
+-- gap, the candidate's observation `own`, and the limit `catch_up`. The observation counts only if no election has
+-- shifted `due_ms` since it began. Later adds count from the shifted time. With an older observation, their messages
+-- would time out too early if Redis' clock was set forwards. A candidate that has not polled lately cannot tell whether
+-- there was an outage. So the pointer waits for Acks that may still arrive.
 local gap = now - due_ms
 if gap >= tick_ms then
   local own = 0
@@ -79,7 +80,7 @@ elseif gap < -math.max(slack, grace) then
 end
 
 -- If `due_ms` is in the future by at most the grace time, the previous leader was waiting for Acks, and the wait
--- continues. The wait is the same if Redis' clock was set back by at most the grace time.
+-- continues. If Redis' clock was set back by at most the grace time, the pointer waits in the same way.
 local ahead = due_ms - now
 if ahead > 0 and ahead <= grace then wait = math.max(wait, ahead) end
 

@@ -7,7 +7,7 @@
 -- KEYS[3] lease: the token of the leader
 -- KEYS[4] ticks: `acked:D`, the number of Acks of an open tick; `frozen:D`, the counts of an expired tick
 -- KEYS[5] held_acks: the sidecars that have not yet applied all Acks that they held in an outage
--- KEYS[6..] the lists: the set of messages of each deadline; deadline T has KEYS[6 + T mod number of lists]
+-- KEYS[6..] the lists: a Redis SET of messages for each deadline; deadline T has KEYS[6 + T mod number of lists]
 -- ARGV[1] generation of the connection, which refuse_stale_connection.lua has compared
 -- ARGV[2] token of the caller
 -- ARGV[3] epoch of the caller
@@ -19,13 +19,13 @@
 -- ARGV[9] number of frozen ticks that the move must not reach
 -- ARGV[10] ms from the planned time of this request until the move is certainly due, by the leader's clock. Above 0 if
 --   Redis is far, because the leader sends the request early
--- ARGV[11] ms by which the move may be later than the leader knew before this shows a stall of Redis; empty if the
---   leader has put the move off itself
+-- ARGV[11] maximum ms by which the move may be later than the leader knew; a greater delay shows a stall of Redis;
+--   empty if the leader has put the move off itself
 -- ARGV[12] 1 to move although Redis has lost messages, else 0
 -- ARGV[13] 1 to move although sidecars hold Acks, else 0
 -- Replies:
---   {'moved', ms until the next move is due, ms by which this move was late, 1 if this call moved the pointer, number
---     of lost messages}: the third value is 0 if an earlier call moved the pointer
+--   {'moved', ms until the next move is due, ms by which this move was late, 1 or 0, number of lost messages}: 1 if
+--     this call moved the pointer, 0 if an earlier call did
 --   {'wait', ms until the move is due}
 --   {'missing', number of messages that count in `in_flight` and are in no list}: Redis has lost lists
 --   {'busy'}: some frozen ticks must be published first
@@ -62,8 +62,8 @@ if ARGV[13] ~= '1' then
   if holders > 0 then return {'held', holders} end
 end
 
--- The move is later than the leader knew when it sent the request: Redis may have stalled since. In that stall, other
--- sidecars may have Acks that Redis has not applied.
+-- The move is later than the leader knew when it sent the request, so Redis may have stalled. Other sidecars may then
+-- have Acks that Redis has not applied.
 if ARGV[11] ~= '' and -early - late > tonumber(ARGV[11]) then return {'delayed', -early - late} end
 
 local next_due = due_ms + tick_ms
@@ -76,8 +76,8 @@ elseif now - late > next_due + slack then
   -- clock, counts as lateness.
   next_due = now + uncertain
 end
--- Adds compute deadlines on the assumption that the pointer lags by at most `catch_up` ticks, and at least one. A
--- greater lag shifts every deadline.
+-- Adds compute deadlines on the assumption that the pointer lags by at most `catch_up` ticks, or one tick if `catch_up`
+-- is 0. A greater lag shifts every deadline.
 next_due = math.max(next_due, now - math.max(1, catch_up) * tick_ms)
 
 -- `missing` counts messages that are in no list. Such messages would never time out, and would count as in flight

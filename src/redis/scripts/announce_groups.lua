@@ -1,6 +1,6 @@
 -- Records which groups have subscribers at this sidecar. Counts as a heartbeat. If the sidecar was recorded in other
--- groups, removes it from those groups. Also releases the batches of those groups that it holds, so that other sidecars
--- can take them.
+-- groups, removes the sidecar from those groups. Also releases the batches of those groups that the sidecar holds, so
+-- that other sidecars can take them.
 --
 -- KEYS[1] meta: the state of the ring
 -- KEYS[2] link: the state of the caller's connection

@@ -6,13 +6,13 @@
 -- KEYS[2] link: the state of the sidecar's connection, with the last chunk and the last two answers
 -- KEYS[3] messages: the name of each message, and its entry: deadline, number of the attempt, time of the add in ms
 -- KEYS[4] ticks: `acked:T`, the number of Acks of each open tick T
--- KEYS[5..] the lists: the set of messages of each deadline; deadline T has KEYS[5 + T mod number of lists]
+-- KEYS[5..] the lists: a Redis SET of messages for each deadline; deadline T has KEYS[5 + T mod number of lists]
 -- ARGV[1] generation of the connection, which refuse_stale_connection.lua has compared
--- ARGV[2] number of the chunk; must be the last chunk applied for this link, plus one
+-- ARGV[2] number of the chunk; must be the number of the last chunk applied for this sidecar, plus one
 -- ARGV[3] maximum number of messages in flight
 -- ARGV[4] 1 if the chunk contains an add, else 0
--- ARGV[5] number of messages to add. Of a frame that begins here, all messages count, also those in later chunks. Of a
---   frame that began earlier, the messages in this chunk count
+-- ARGV[5] number of messages to add, for the check of ARGV[3]. Of a frame that begins here, all messages count, also
+--   those in later chunks. Of a frame that began earlier, only the messages in this chunk count
 -- ARGV[6] the classes, at most 100. A class is a kind, an ack timeout in ticks, and an attempt. The kinds are `a` add,
 --   `d` del, `w` withdraw
 -- ARGV[7] one byte for each message: the number of its class, from 1, plus 128 if the message is the first of its frame
@@ -52,8 +52,8 @@ local pointer, due_ms, tick_ms, slots, lists, in_flight, catch_up =
 if ARGV[4] == '1' then redis.call('HSET', KEYS[1], 'in_flight', in_flight) end
 local max_in_flight, now = tonumber(ARGV[3]), now_ms()
 local behind = math.floor((now - due_ms) / tick_ms)
--- The tick due is the tick that the pointer will reach by catching up. A leader catches up at most `catch_up` ticks,
--- and at least one. Further missed ticks shift every deadline.
+-- The tick due is the tick that the pointer will reach by catching up. A leader catches up at most `catch_up` ticks, or
+-- one tick if `catch_up` is 0. Further missed ticks shift every deadline.
 local tick_due = pointer + math.max(0, math.min(behind, math.max(1, catch_up)))
 
 -- The entries of the messages, in the order of their names: `was` before this chunk, `is` after the messages processed
@@ -63,9 +63,9 @@ local is_once = ARGV[8] == ''
 local was = redis.call('HMGET', messages, unpack(ARGV, NAMES + 1))
 local is = is_once and was or {unpack(was)}
 
--- A life stands for all messages of one deadline and attempt. It collects the writes to the list of that deadline, and
--- counts Acks. Deadlines are far below 2^53, so a Lua number is exact. Each distinct entry is parsed once, since many
--- messages are added in the same ms.
+-- A `life` is a table for all messages of one deadline and attempt. It collects the writes to the list of that
+-- deadline, and counts Acks. Deadlines are far below 2^53, so a Lua number is exact. Each distinct entry is parsed
+-- once, since many messages are added in the same ms.
 local lives, known, added_ms = {}, {}, {}
 local function life_of(entry)
   local life = known[entry]
@@ -106,8 +106,8 @@ if not is_once then
 end
 
 -- Returns whether the add frame whose first message is number `from` would exceed the limit of messages in flight. If
--- the frame continues in the next chunk, all its messages count, and the link records a refusal for the later chunks.
--- If the frame ends in this chunk, only messages that are not yet in flight count.
+-- the frame continues in the next chunk, all its messages count, and the function records a refusal in `link` for the
+-- later chunks. If the frame ends in this chunk, only messages that are not yet in flight count.
 local function too_many(from)
   local to = from
   while kinds[to + 1] and kinds[to + 1] < 128 do to = to + 1 end
@@ -215,8 +215,8 @@ if not is_once then
 end
 
 -- The writes that free memory come first. If Redis refuses a write, the earlier writes stay. So members of lists are
--- removed before entries: a message that is in no list any more still has its entry, and a repeated DelMsg gets the
--- correct outcome.
+-- removed before entries. If Redis then refuses to remove an entry, a repeated DelMsg still finds the entry and gets
+-- the correct outcome.
 for _, life in pairs(lives) do
   local list = KEYS[5 + life.deadline % lists]
   in_chunks('SREM', list, in_lists(life, life.over))
@@ -233,8 +233,8 @@ for _, life in pairs(lives) do
   if life.acked > 0 then redis.call('HINCRBY', ticks, 'acked:' .. life.deadline, life.acked) end
 end
 
--- The link keeps the answer, so that a sidecar whose connection broke can read it later. After Redis lost writes, chunk
--- numbers repeat, but generations do not. Generation and number together identify one chunk.
+-- The key `link` keeps the answer, so that a sidecar whose connection broke can read it later. After Redis lost writes,
+-- chunk numbers repeat, but generations do not. Generation and number together identify one chunk.
 local letters = table.concat(outcomes)
 times = table.concat(times, ',')
 redis.call('HSET', link, 'chunk', number, 'answer:' .. number % 2,

@@ -1,5 +1,5 @@
--- Deletes the link of a sidecar that has been dead for long: what Redis keeps of that sidecar's connection. Keeps the
--- link if the sidecar has sent a heartbeat since.
+-- Deletes the key `link` of a sidecar that has been dead for long. The key has the state of that sidecar's connection.
+-- Keeps the key if the sidecar has an entry in `sidecars` again, because it lives.
 --
 -- KEYS[1] meta: the state of the ring
 -- KEYS[2] link: the state of the caller's connection
@@ -8,7 +8,7 @@
 -- KEYS[5] sidecars: the name of each sidecar, the number of its last heartbeat, and its groups
 -- KEYS[6] departed: dead sidecars, and the tick at which each was found dead
 -- KEYS[7] news: the stream of hints to all sidecars
--- KEYS[8] the link of the dead sidecar
+-- KEYS[8] the key `link` of the dead sidecar
 -- ARGV[1] generation of the connection, which refuse_stale_connection.lua has compared
 -- ARGV[2] name of the dead sidecar
 -- Reply {'dropped'}

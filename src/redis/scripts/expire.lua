@@ -3,15 +3,15 @@
 --
 -- A batch has the id `tick-seq`. `seq` is the number of the batch within its tick, from 0. The batch also has the
 -- caller's epoch, a number that grows with each election. If Redis loses a batch, a leader with another epoch publishes
--- the messages again. So id and epoch together never name two contents.
+-- the messages again. So two different batches never have the same id and the same epoch.
 --
 -- KEYS[1] meta: the state of the ring, with the pointer: the tick that expires next
 -- KEYS[2] link: the state of the caller's connection
 -- KEYS[3] lease: the token of the leader
 -- KEYS[4] ticks: `frozen:T`, the counts of each frozen tick T
--- KEYS[5] the list of the tick: the set of its messages that timed out and are not yet published
+-- KEYS[5] the list of the tick: a Redis SET of its messages that timed out and are not yet published
 -- KEYS[6] outbox: the stream of timeout batches
--- KEYS[7] late: the published messages, in chunks, until they are deleted
+-- KEYS[7] late: a Redis list of the published messages, in chunks, until they are deleted
 -- KEYS[8] news: the stream of hints to all sidecars
 -- ARGV[1] generation of the connection, which refuse_stale_connection.lua has compared
 -- ARGV[2] token of the caller
@@ -21,7 +21,7 @@
 -- ARGV[6] maximum number of messages in the batch
 -- Replies:
 --   {'published', messages in the batch, 1 if the whole tick is published now, ms since the tick was due to expire,
---     timed out, acked, storm, missing}: the last values count messages of the whole tick. `storm` is 1 if unusually
+--     timed out, acked, storm, missing}: the last four values are about the whole tick. `storm` is 1 if unusually
 --     many timed out. `missing` is above 0 if the tick ends and Redis has lost messages of its list
 --   {'expected', tick, seq, 1 if the tick is frozen}: nothing was published. The caller should continue with this tick
 --     and seq
@@ -84,8 +84,8 @@ if #members > 0 then
     'epoch', ARGV[3], 'count', #members, 'added', timed_out + acked, 'acked', acked, 'storm', storm,
     'last', last and 1 or 0, 'decided_ms', expired_ms, 'batches', batches, 'ids', ids, 'messages', packed)
   if failed then
-    -- Redis does not undo the writes before an error. So the script puts the messages back into their list, and reduces
-    -- the counts again.
+    -- Redis does not undo writes if a later one fails. So the script puts the messages back into their list, and
+    -- reduces the counts again.
     if remembered then redis.pcall('RPOP', KEYS[7]) end
     if type(batches) == 'number' then redis.pcall('HINCRBY', KEYS[1], 'published_batches', -1) end
     if type(ids) == 'number' then redis.pcall('HINCRBY', KEYS[1], 'published_ids', -#members) end

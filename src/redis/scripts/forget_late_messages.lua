@@ -4,7 +4,8 @@
 -- KEYS[1] meta: the state of the ring, with the pointer: the tick that expires next
 -- KEYS[2] link: the state of the caller's connection
 -- KEYS[3] messages: the name and the entry of each message, also of timed-out ones
--- KEYS[4] late: the chunks, oldest first; each is a tick and the names of messages that timed out in this tick
+-- KEYS[4] late: a Redis list of the chunks, oldest first; each is a tick and the names of messages that timed out in
+--   this tick
 -- ARGV[1] generation of the connection, which refuse_stale_connection.lua has compared
 -- ARGV[2] maximum number of messages in a chunk
 -- Replies:

@@ -43,8 +43,8 @@ local function deliveries()
     local batch, reply = by_field(entry[2]), {entry[1], delivery_count}
     for _, field in ipairs({'epoch', 'added', 'acked', 'storm', 'last'}) do reply[#reply + 1] = batch[field] or '' end
     local tick, decided_ms = tonumber(string.match(entry[1], '^%d+')), tonumber(batch.decided_ms)
-    -- The age by Redis' clock includes outages. This clock may have been set back, so the age in ticks is the lower
-    -- limit.
+    -- The age by Redis' clock includes outages. If this clock was set back, that age is too small. So the age in ticks
+    -- is a lower limit.
     local age = decided_ms and string.format('%.0f', math.max(now - decided_ms, reached_for(tick + 1)))
     reply[#reply + 1], reply[#reply + 2] = age or '', batch.messages or ''
     return reply, tonumber(batch.count) or 0
@@ -92,9 +92,9 @@ end
 -- Maximum number of entries that the first XTRIM in `trim` removes.
 local trim_at_once = 200
 
--- Removes the batches that every group has settled. A group needs the batches from its lowest pending id on, or from
--- its first unread id on if none is pending. The function removes the entries before the lowest id that some group
--- needs. Returns whether there may be more to remove.
+-- Removes the batches that every group has settled. A group still needs its lowest pending batch and all later
+-- batches. If no batch is pending, it needs its first unread batch and all later ones. The function removes the entries
+-- before the lowest id that any group needs. Returns whether there may be more to remove.
 local function trim()
   local least
   for _, reader in ipairs(readers()) do

@@ -1,5 +1,5 @@
--- Records a heartbeat of the sidecar. Of the other sidecars, the script reads only the leader. So its cost does not
--- grow with the number of sidecars.
+-- Records a heartbeat of the sidecar. Of all other sidecars, the script reads only the entry of the leader. So its
+-- cost does not grow with the number of sidecars.
 --
 -- KEYS[1] meta: the state of the ring
 -- KEYS[2] link: the state of the caller's connection

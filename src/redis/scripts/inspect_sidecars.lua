@@ -1,5 +1,5 @@
 -- Reads the number of the last heartbeat of every sidecar, for the leader. Also repairs lost groups, and lists dead
--- sidecars whose links are too old. A link is what Redis keeps of a sidecar's connection.
+-- sidecars whose key `link`, the state of the sidecar's connection, should be deleted.
 --
 -- KEYS[1] meta: the state of the ring, with the pointer: the tick that expires next
 -- KEYS[2] link: the state of the caller's connection
@@ -10,11 +10,11 @@
 -- KEYS[7] news: the stream of hints to all sidecars
 -- ARGV[1] generation of the connection, which refuse_stale_connection.lua has compared
 -- ARGV[2] name of the caller
--- ARGV[3] ms for which the link of a dead sidecar is kept
--- ARGV[4] maximum number of old links in the reply
--- Reply {'inspected', number of groups created again, number n of old links, n names of sidecars with old links, then
---   for each sidecar its name and the number of its last heartbeat}: the first number counts the groups that any script
---   has created again since the last call
+-- ARGV[3] ms for which the key `link` of a dead sidecar is kept
+-- ARGV[4] maximum number n in the reply
+-- Reply {'inspected', number of groups created again, number n, n names of dead sidecars whose key `link` should be
+--   deleted, then for each sidecar its name and the number of its last heartbeat}: the first number counts the groups
+--   that any script has created again since the last call
 write_without_memory()
 if redis.call('HGET', KEYS[1], 'inspected_by') ~= ARGV[2] then redis.call('HSET', KEYS[1], 'inspected_by', ARGV[2]) end
 local made = repair() + tonumber(redis.call('HGET', KEYS[1], 'remade') or '0')

@@ -56,7 +56,7 @@ scripts! {
     expire after "refuse_stale_connection.lua",
     /// Deletes timed-out messages after the period in which an Ack is answered `late`.
     forget_late_messages labelled "forget" after "refuse_stale_connection.lua",
-    /// Repairs messages after Redis lost keys: puts them back into their lists, or deletes them.
+    /// Repairs messages after Redis lost keys: puts them back into the set of their deadline, or deletes them.
     repair_messages labelled "mend" after "refuse_stale_connection.lua",
     /// Takes the lease of the leader. If another sidecar has the lease, registers this sidecar as a candidate.
     acquire after "refuse_stale_connection.lua",
@@ -78,7 +78,7 @@ scripts! {
     retake after "refuse_stale_connection.lua" "group_functions.lua",
     /// Settles batches, so that they are not delivered to this group again.
     settle after "refuse_stale_connection.lua" "group_functions.lua",
-    /// Returns batches, so that any consumer can take them.
+    /// Gives batches back, so that any consumer can take them.
     return_batches labelled "give_back" after "refuse_stale_connection.lua" "group_functions.lua",
     /// Lists the batches that a sidecar holds.
     list_held_batches labelled "held",
@@ -103,9 +103,9 @@ fn without_comment(line: &str) -> &str {
 }
 
 impl Script {
-    /// Leaves out comment lines. Redis closes the connection of a client that has not authenticated and sends a longer
-    /// argument than 16 KiB: the client could not read why it was refused. Empty lines stay in their place, so that
-    /// errors of Redis name the right line.
+    /// Removes the comments of `text`, so that the script has at most 16 KiB. If a client that has not authenticated
+    /// sends a longer argument, Redis closes the connection before the client can read the reason. Empty lines replace
+    /// the comments, so that errors of Redis name the right line.
     fn new(name: &'static str, text: &str) -> Script {
         let source: String = text.lines().flat_map(|line| [without_comment(line), "\n"]).collect();
         let hash = redis::Script::new(&source).get_hash().to_owned();
@@ -157,7 +157,7 @@ impl Answer {
     }
 
     fn next<T: FromRedisValue>(&mut self) -> Result<T, Fault> {
-        let value = self.values.next().ok_or_else(|| self.strange("it ends too soon"))?;
+        let value = self.values.next().ok_or_else(|| self.strange("a value is missing"))?;
         redis::from_redis_value(value).map_err(|error| self.strange(&error.to_string()))
     }
 

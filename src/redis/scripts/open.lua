@@ -1,5 +1,5 @@
 -- Registers a new connection of a sidecar, and creates the ring if it does not exist. Gives the connection a
--- generation, a number that grows with each connection. Redis runs all other scripts that write only with the newest
+-- generation, a number that grows with each connection. Every other script that writes refuses a call that has an older
 -- generation.
 --
 -- KEYS[1] meta: the state of the ring, with the pointer: the tick that expires next
@@ -11,10 +11,10 @@
 -- KEYS[7..] further keys of the ring. If `meta` is lost, the script deletes these keys and KEYS[6]
 -- ARGV[1] schema, the version of the format of the keys
 -- ARGV[2] oldest schema that the sidecar serves
--- ARGV[3] slots of the ring
+-- ARGV[3] number of slots of the ring, that is, of ticks in a revolution
 -- ARGV[4] length of a tick in ms
--- ARGV[5] number of rings
--- ARGV[6] number of lists, for a new ring. A list is the set of messages of a deadline
+-- ARGV[5] number of rings in the namespace. Each ring has its own keys
+-- ARGV[6] number of lists, for a new ring. A list is a Redis SET of the messages of one deadline
 -- ARGV[7] incarnation, a random name for a new ring
 -- ARGV[8] name of the sidecar
 -- ARGV[9] maximum number of ticks by which a leader catches up, for a new ring
@@ -50,8 +50,8 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local found = redis.call('HMGET', meta, 'schema', 'slots', 'tick_ms', 'rings', 'incarnation', 'catch_up')
 if not found[1] then
-  -- If Redis lost only `meta`, the other keys belong to an unknown pointer, and their messages would time out at a
-  -- wrong time. So the script deletes these keys. If the user may not run UNLINK, it uses DEL.
+  -- If Redis lost only `meta`, the pointer of the other keys is unknown, and their messages would time out at a wrong
+  -- time. So the script deletes these keys. If the Redis user is not allowed to run UNLINK, the script uses DEL.
   if type(redis.pcall('UNLINK', unpack(KEYS, 6))) == 'table' then redis.call('DEL', unpack(KEYS, 6)) end
   local tick, batches, ids = left_in_outbox()
   local pointer = math.max(math.floor(now / ARGV[4]), tick + 1)
@@ -68,8 +68,8 @@ if schema > tonumber(ARGV[1]) or schema < tonumber(ARGV[2])
   or found[2] ~= ARGV[3] or found[3] ~= ARGV[4] or found[4] ~= ARGV[5] then
   return {'differs', found[1], found[2], found[3], found[4]}
 end
--- The new generation is above all earlier ones, so that Redis refuses late writes of older connections. If the link was
--- lost, Redis' time makes it greater.
+-- The new generation is above all earlier ones, so that scripts refuse late writes of older connections. If Redis lost
+-- the key `link`, the time in ms is normally above all earlier generations.
 local generation = math.max(tonumber(redis.call('HGET', link, 'generation') or '0') + 1, now)
 redis.call('HSET', link, 'generation', generation)
 -- Without this entry, a sidecar that dies before its first heartbeat would never be found dead.
@@ -77,8 +77,8 @@ redis.call('HSETNX', KEYS[5], ARGV[8], '0')
 local chunk = tonumber(redis.call('HGET', link, 'chunk') or '0')
 local answers = redis.call('HMGET', link, 'answer:0', 'answer:1')
 -- An entry in `held_acks` makes the pointer wait for this sidecar. The sidecar must first apply the Acks that it holds,
--- and the Acks that Redis answered and then lost. If Redis is out of memory, this write fails, and the pointer does not
--- wait.
+-- and the Acks that Redis answered and then lost. If this write fails, the sidecar still connects, so that it can apply
+-- the Acks. The pointer then does not wait.
 local held = tonumber(ARGV[11])
 if held > 0 or chunk < tonumber(ARGV[10]) then
   redis.pcall('HSET', KEYS[6], ARGV[8], held)

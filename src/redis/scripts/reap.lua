@@ -56,8 +56,8 @@ if ends then
   redis.call('DEL', KEYS[2])
   redis.call('ZREM', departed, dead)
 else
-  -- The sidecar may only be paused. When it resumes, it reads its last answers in its link. So the link is deleted much
-  -- later, counted from this tick.
+  -- The sidecar may only be paused. When it resumes, it reads its last answers in its key `link`. So that key is
+  -- deleted much later, counted from this tick.
   local _, pointer = observed()
   redis.call('ZADD', departed, pointer, dead)
 end

@@ -5,7 +5,7 @@
 -- KEYS[2] link: the state of the caller's connection
 -- KEYS[3] messages: the name of each message, and its entry: deadline, number of the attempt, time of the add in ms
 -- KEYS[4] ticks: `acked:T`, the number of Acks of each open tick T
--- KEYS[5..] the lists: the set of messages of each deadline; deadline T has KEYS[5 + T mod number of lists]
+-- KEYS[5..] the lists: a Redis SET of messages for each deadline; deadline T has KEYS[5 + T mod number of lists]
 -- ARGV[1] generation of the connection, which refuse_stale_connection.lua has compared
 -- ARGV[2] one letter for each Ack: `k` the message was acknowledged, `w` it was withdrawn
 -- ARGV[3], ARGV[5].. the name of each message

@@ -4,8 +4,8 @@
 -- KEYS[1] meta: the state of the ring
 -- KEYS[2] link: the state of the sidecar's connection, with the generation of the newest connection
 -- ARGV[1] generation of the connection that sends the script, as `open.lua` returned it
--- Reply {'stale'}: the sidecar has registered another connection since, or the ring no longer exists. Otherwise the
---   script continues
+-- Reply {'stale'}: the sidecar has registered a newer connection, or the ring no longer exists. Otherwise the script
+--   continues
 if redis.call('HGET', KEYS[2], 'generation') ~= ARGV[1] or redis.call('EXISTS', KEYS[1]) == 0 then
   return {'stale'}
 end

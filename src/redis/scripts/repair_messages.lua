@@ -6,13 +6,13 @@
 -- KEYS[1] meta: the state of the ring, with the pointer: the tick that expires next
 -- KEYS[2] link: the state of the caller's connection
 -- KEYS[3] messages: the name of each message, and its entry: deadline, number of the attempt, time of the add in ms
--- KEYS[4..] the lists: the set of messages of each deadline; deadline T has KEYS[4 + T mod number of lists]
+-- KEYS[4..] the lists: a Redis SET of messages for each deadline; deadline T has KEYS[4 + T mod number of lists]
 -- ARGV[1] generation of the connection, which refuse_stale_connection.lua has compared
 -- ARGV[2] cursor of HSCAN; 0 to begin
 -- ARGV[3] approximate number of messages to scan
 -- Replies:
 --   {'looked', next cursor (0 at the end), number of messages put back, number of entries deleted}
---   {'denied', error}: the Redis user may not run a command of this script
+--   {'denied', error}: the Redis user is not allowed to run a command of this script
 --
 -- HSCAN returns every message that exists during the whole scan. A message that is added during the scan needs
 -- no repair, since every script that writes an entry also writes its list.

@@ -1,4 +1,4 @@
--- Returns batches that the sidecar holds: afterwards no sidecar holds them, and any sidecar can take them.
+-- Gives back batches that the sidecar holds: afterwards no sidecar holds them, and any sidecar can take them.
 --
 -- KEYS[1] meta: the state of the ring
 -- KEYS[2] link: the state of the caller's connection
@@ -12,8 +12,8 @@
 -- ARGV[3] name of the group
 -- ARGV[4], ARGV[6].. id of each batch
 -- ARGV[5], ARGV[7].. epoch of that batch; empty for any epoch
--- Reply {'returned', number of batches returned}: skips a batch that the sidecar does not hold or that has another
---   epoch
+-- Reply {'returned', number of batches given back}: skips a batch that the sidecar does not hold or that has
+--   another epoch
 local sidecar, group, ids = ARGV[2], ARGV[3], {}
 if not is_known(group) then return {'returned', 0} end
 for i = 4, #ARGV, 2 do

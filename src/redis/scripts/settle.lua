@@ -1,5 +1,5 @@
--- Settles batches for a group, also batches that another sidecar holds now. A settled batch is not delivered to this
--- group again.
+-- Settles batches for a group, including batches that another sidecar holds now. A settled batch is not delivered to
+-- this group again.
 --
 -- KEYS[1] meta: the state of the ring
 -- KEYS[2] link: the state of the caller's connection

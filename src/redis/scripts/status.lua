@@ -2,11 +2,11 @@
 --
 -- KEYS[1] meta: the state of the ring, with the pointer: the tick that expires next
 -- KEYS[2] lease: the token of the leader; expires when the lease ends
--- KEYS[3..] the lists: the set of messages of each deadline
+-- KEYS[3..] the lists, each a Redis SET of the messages of one deadline
 -- No ARGV
 -- Replies:
 --   {pointer, ms since the pointer was due at this tick, epoch, token of the leader, name of the leader, ms since the
---     last election counted in ticks, messages in flight, number of messages in each list...}: token and name are
+--     last election in whole ticks, messages in flight, number of messages in each list...}: token and name are
 --     empty if no sidecar leads
 --   {}: the ring does not exist
 local found = redis.call('HMGET', KEYS[1], 'pointer', 'due_ms', 'epoch', 'leader', 'elected_at', 'in_flight', 'tick_ms')

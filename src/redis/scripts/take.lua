@@ -11,7 +11,7 @@
 -- ARGV[1] generation of the connection, which refuse_stale_connection.lua has compared
 -- ARGV[2] name of the sidecar
 -- ARGV[3] name of the group
--- ARGV[4] number of messages wanted. The script stops after the batch with which this number is reached
+-- ARGV[4] number of messages wanted. The script stops after the first batch that reaches or exceeds this number
 -- ARGV[5] maximum number of batches
 -- ARGV[6..] ids of returned batches that this sidecar must not get, so that other sidecars get them
 -- Replies:

@@ -14,9 +14,9 @@
 -- ARGV[3] maximum number of messages in the outbox
 -- ARGV[4] 1 if batches and groups may be dropped because of their age, else 0
 -- ARGV[5] number of the step. If the answer to a call was lost, the caller repeats the number
--- Reply {'tended', 1 if there is more to do, number of messages dropped, number of batches dropped, name of each group
---   deleted for its age...}: batches that all groups had settled do not count as dropped. Ephemeral groups are not
---   named
+-- Reply {'tended', 1 if there is more to do, else 0, number of messages dropped, number of batches dropped, name of
+--   each group deleted for its age...}: batches that all groups had settled do not count as dropped. Ephemeral groups
+--   are not named
 local retention, most_ids, may_drop_old, number = tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4] == '1', ARGV[5]
 local told = {}
 for word in string.gmatch(redis.call('HGET', KEYS[2], 'tended') or '', '%S+') do told[#told + 1] = word end
@@ -64,9 +64,9 @@ local function settle_for_all(id)
   return unsettled
 end
 
--- Ends the step with `reply`. If the step dropped anything, the link keeps the reply, since a repeated call could not
--- count the dropped batches again. This write comes after the writes that free memory, so that Redis accepts it even if
--- it is out of memory.
+-- Ends the step with `reply`. If the step dropped anything, the key `link` keeps the reply, since a repeated call could
+-- not count the dropped batches again. Redis accepts this write even if it is out of memory, because it checks its
+-- memory only before the first write of a script.
 local function ends(reply)
   if batches > 0 or #reply > 4 then
     redis.call('HSET', KEYS[2], 'tended', number .. ' ' .. table.concat(reply, ' ', 2))

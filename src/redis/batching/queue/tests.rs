@@ -96,7 +96,7 @@ impl Bench {
         answers.remove(0)
     }
 
-    /// Returns the arguments of the script from `ARGV[5]` on.
+    /// Returns the arguments of the script, beginning with `ARGV[5]`.
     fn words(&mut self, chunk: &Chunk) -> Vec<Vec<u8>> {
         let mut call = redis::cmd("x");
         self.queue.write(chunk, &mut call);
@@ -118,7 +118,7 @@ fn frames_travel_together_in_order_and_each_gets_its_answer() {
     let (added, deleted) = (bench.ask(ADD, 5..7), bench.ask(DEL, [9, 10, 11].into_iter()));
     let chunk = bench.chunk(1);
     let words = bench.words(&chunk);
-    assert_eq!(words[2], [129, 1, 130, 2, 2], "classes, and where frames begin");
+    assert_eq!(words[2], [129, 1, 130, 2, 2], "the class of each message, plus 128 at the beginning of a frame");
     let plain = text(&[&words[..2], &words[3..]].concat());
     assert_eq!(plain, ["2", "a 3 1 d 0 0 ", "", "", "", "0", "5", "6", "9", "10", "11"]);
     bench.applied(chunk, "arklu", "1000,988,960");
@@ -341,6 +341,6 @@ fn frames_that_are_cut_again_and_again_hold_up_no_other_connection() {
             bench.applied(chunk, &"u".repeat(messages), "0");
         }
         let answered = bench.answers().into_iter().any(|answer| answer.id == single);
-        assert!(answered, "frames of {size}: the single one is in none of {most} chunks");
+        assert!(answered, "frames of {size} messages: the request of connection 2 is in none of {most} chunks");
     }
 }
