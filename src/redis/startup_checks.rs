@@ -231,7 +231,7 @@ fn new<'a>(findings: &'a Findings, known: &'a Findings) -> impl Iterator<Item = 
 
 /// Remedies for a failed connection. A remedy fits if the text of the error contains the words before the remedy.
 const HINTS: &[(&str, &str)] = &[
-    ("knows no primary", "name it in ?master= of --store as `sentinel monitor` has it"),
+    ("knows no primary", "set ?master= in --store to the name that `sentinel monitor` gives the primary"),
     ("unknown command 'SENTINEL'", "name the Sentinels in --store, and not the Redis that they watch"),
     (
         "UnknownIssuer",

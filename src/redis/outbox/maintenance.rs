@@ -27,7 +27,7 @@ const HEARTBEAT_EVERY: Duration = Duration::from_secs(1);
 const MOST_DELETED: usize = 16;
 
 /// How long the key `link:<sidecar>` of a dead sidecar is kept. If the sidecar was only paused, it finds the answers to
-/// its last requests under this key. The ticks that the pointer has passed measure this time.
+/// its last requests under this key. This time is counted in ticks that the pointer has passed.
 const LINK_LIFETIME: Duration = Duration::from_secs(25 * 3_600);
 
 /// Maximum number of old keys `link:<sidecar>` that are deleted after one inspection of all sidecars.

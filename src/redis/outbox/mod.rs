@@ -12,16 +12,17 @@
 //!     release, lend, leave_group, a sidecar has died
 //! ```
 //!
-//! Each sidecar is one consumer, with the same name in every group. A returned batch belongs to the consumer `-` until
-//! a sidecar takes it, and keeps its delivery count. A batch can also be *lent*: it is returned, so other sidecars can
-//! take it. But on the sidecar that lent it, `take` skips it, and only `retake` delivers it again.
+//! Each sidecar is one consumer, with the same name in every group. A returned batch keeps its delivery count, and
+//! belongs to the consumer `-` until a sidecar takes it. A batch can also be *lent* to other sidecars: it is returned,
+//! but at the sidecar that lent it, `take` skips the batch, and only `retake` delivers it again.
 //!
 //! # Lost answers
 //!
 //! If the answer to a take is lost, Redis has assigned batches to this sidecar, but the sidecar does not know which. So
 //! the sidecar keeps an [`Ownership`] for each group: the batches that, as far as the sidecar knows, Redis has
 //! assigned to it. After a lost answer or a reconnection, the sidecar returns all other batches that Redis has assigned
-//! to it. A group without subscribers at this sidecar has no `Ownership`. The next heartbeat returns its batches.
+//! to it. A group without subscribers at this sidecar has no `Ownership`. The next heartbeat returns the batches of
+//! such a group.
 //!
 //! # Work of each sidecar, and work of the leader
 //!
@@ -77,7 +78,7 @@ pub(super) struct RedisOutbox {
     /// value is true for an ephemeral group, which is deleted when its last subscriber leaves.
     ///
     /// A task that opens, leaves or deletes a group holds the outer lock for reading until Redis has answered. So tasks
-    /// for several groups can run at the same time. The caller must run the tasks of the same group one after the
+    /// for different groups can run at the same time. The caller must run the tasks of the same group one after the
     /// other. A heartbeat holds the lock for writing. So no group is being opened or left while the heartbeat sends the
     /// list of groups.
     joined: tokio::sync::RwLock<Mutex<BTreeMap<GroupName, bool>>>,

@@ -1,4 +1,5 @@
-//! Takes batches from the outbox, gives them back, settles them, and records which batches this sidecar holds.
+//! Takes batches of a group from the outbox, gives them back, and settles them: a settled batch is not delivered to the
+//! group again. Records which batches this sidecar holds.
 
 use std::collections::HashSet;
 use std::sync::Arc;

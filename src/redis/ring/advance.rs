@@ -131,8 +131,8 @@ impl RedisRing {
         }
     }
 
-    /// Postpones the next move to the time `at` plus the length of the stall, but plus at most `outage_grace`, the wait
-    /// after an outage. Returns the new time of the move.
+    /// Postpones the next move until the time `at` plus the length of the stall. A stall counts for at most
+    /// `outage_grace`, the wait after an outage. Returns the new time of the move.
     fn put_off(&self, term: Term, at: Instant, stall: Duration) -> Instant {
         let until = at + stall.min(self.link.options.outage_grace);
         self.link.term.update(term.epoch, |term| term.put_off(until));

@@ -39,7 +39,7 @@ impl RedisRing {
                 }
                 current.update(term.epoch, |term| (term.frozen, term.seq) = (tick, seq));
                 // The answer may contain the counts of the last tick that this sidecar has published completely. If
-                // that tick is `term.frozen`, the answer to its last step was lost, and nobody has seen its counts.
+                // that tick is `term.frozen`, the answer to its last step was lost, so this call returns its counts.
                 let counted =
                     if answer.is_empty() { None } else { Some((Tick(answer.count()?), counts(&mut answer)?)) };
                 let counted = counted.filter(|(finished, _)| *finished == term.frozen);

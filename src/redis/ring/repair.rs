@@ -71,7 +71,7 @@ impl RedisRing {
     }
 
     /// Logs that Redis has lost moves of the pointer or published batches, although the connection did not end. `lost`
-    /// says in words which of both; `tick` is the first lost tick. Ends the leadership term. The ticks expire again
+    /// is the text that names the loss; `tick` is the first lost tick. Ends the leadership term. The ticks expire again
     /// after the next election, whose epoch distinguishes the new batches from the lost ones.
     pub(super) fn report_lost_moves(&self, lost: &str, tick: Tick) {
         self.link.count_loss();

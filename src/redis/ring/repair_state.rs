@@ -13,7 +13,7 @@ const SCANS_BEFORE_A_MOVE: u8 = 3;
 pub(super) struct Repair {
     /// The epoch of this term: the number of the leader's election.
     pub(super) epoch: u64,
-    /// The current scan.
+    /// The scan that is in progress.
     pub(super) scan: Option<Scan>,
     /// Number of scans that the pointer has waited for since its last move. If a scan puts nothing back, this number
     /// becomes the maximum, so that the pointer waits for no further scan.
@@ -45,8 +45,8 @@ impl Repair {
         self.scans < SCANS_BEFORE_A_MOVE && !self.is_denied
     }
 
-    /// Returns whether a cleanup scan may begin. It deletes timed-out messages that should have been deleted before.
-    /// Such a scan may begin once per revolution: once in as many ticks as the wheel has slots. If a message is not old
+    /// Returns whether a cleanup scan may begin. Such a scan deletes timed-out messages that should have been deleted
+    /// before. It may begin once per revolution: once in as many ticks as the wheel has slots. If a message is not old
     /// enough for one cleanup scan, the next one deletes it.
     pub(super) fn may_tidy(&self, pointer: Tick, wheel: Wheel) -> bool {
         !self.is_denied && self.tidied_at.is_none_or(|then| pointer.0 >= then.0 + u64::from(wheel.slots()))

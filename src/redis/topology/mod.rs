@@ -101,8 +101,8 @@ impl Topology {
         let (mut node_user, mut node_path) = (user.to_owned(), protocol);
         if kind == TopologyKind::Sentinel {
             let master = parameter("master").filter(|name| !name.is_empty());
-            let master =
-                master.ok_or("it does not name the primary: ?master=NAME, as `sentinel monitor` has it")?;
+            let master = master
+                .ok_or("it does not name the primary: add ?master=NAME, with the name in `sentinel monitor`")?;
             master.clone_into(&mut topology.master);
             node_user = match (parameter("sentinel_user").unwrap_or_default(), parameter("sentinel_password")) {
                 (user, None | Some("")) => user.to_owned(),

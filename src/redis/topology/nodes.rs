@@ -33,7 +33,7 @@ static CLIENT_NAME: OnceLock<String> = OnceLock::new();
 /// A Sentinel, or a node of a Cluster.
 pub(crate) struct Node {
     client: Client,
-    /// The connection that the next call uses. `None` if the last call failed, so that the next call opens a new one.
+    /// The connection that the next call uses. If there is none, the next call opens a connection.
     connection: Mutex<Option<MultiplexedConnection>>,
     /// The id that the node reports for itself. Until the node has answered, its address.
     pub(crate) id: Mutex<String>,
