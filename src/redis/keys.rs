@@ -11,12 +11,12 @@
 //! |---|---|---|
 //! | `meta` | hash | settings and random name of the ring; pointer and its due time `due_ms`; epoch; leader; counters |
 //! | `lease` | string | the leader's token, a unique name; the key expires when the lease ends |
-//! | `candidates` | hash | token of a candidate → number of rings that it leads, and its name; the leader deletes all |
+//! | `candidates` | hash | token of a candidate → number of rings that it leads, and its name; deleted by the leader |
 //! | `messages` | hash | `id` or `id:client` → `deadline attempt added_ms`; kept for `slots` ticks after a timeout |
 //! | `tick:<i>` | set | messages with deadline modulo (number of these sets) = i; suffix `/attempt` unless it is 1 |
 //! | `ticks` | hash | `acked:D`: Acks so far of messages with deadline D; `frozen:D`: counts of the frozen tick D |
 //! | `outbox` | stream | timeout batches, with entry ids `tick-seq`; a consumer group for each group of subscribers |
-//! | `held_acks` | hash | sidecar whose Acks the pointer waits for → number of Acks that it kept when it connected |
+//! | `held_acks` | hash | sidecar whose Acks the pointer waits for → number of Acks that it held when it connected |
 //! | `late` | list | one element for each published batch: the timed-out messages to delete from `messages` later |
 //! | `groups` | hash | group → `e` if it is ephemeral, else `-`; then the tick since which it has no subscriber |
 //! | `sidecars` | hash | sidecar → number of its last heartbeat, then each group that has a subscriber at the sidecar |
@@ -24,11 +24,12 @@
 //! | `link:<sidecar>` | hash | number of its connection; number and answer of its last requests; last outbox trim |
 //! | `news` | stream | about the last 16 hints that wake sidecars: `published`, `returned`, `vacant`, `handed` |
 //!
-//! # Lists
+//! # Tick sets
 //!
-//! A *list* is one of the sets `tick:<i>`. A deadline is at most `slots` plus [`MAX_CATCH_UP`] ticks after the pointer.
-//! A frozen tick keeps its list until it is published, and the pointer waits while [`MAX_FROZEN`] ticks are frozen.
-//! There are [`SPARE_LISTS`] more lists than slots. So no two deadlines that need a list at the same time share one.
+//! A *tick set* is one of the Redis sets `tick:<i>`. Names in the code call it a list. A deadline is at most `slots`
+//! plus [`MAX_CATCH_UP`] ticks after the pointer. A frozen tick keeps its set until it is published, and the pointer
+//! waits while [`MAX_FROZEN`] ticks are frozen. There are [`SPARE_LISTS`] more tick sets than slots. So no two
+//! deadlines that need a tick set at the same time share one.
 
 use crate::redis::topology::cluster::slot_of;
 use crate::redis::topology::majority::Slot;
@@ -38,19 +39,19 @@ pub const SCHEMA: u32 = 1;
 /// The oldest schema that this program can use. While sidecars are updated one by one, old and new ones share a ring.
 pub(crate) const OLDEST_SCHEMA: u32 = 1;
 
-/// Number of lists in addition to one for each slot. The section [Lists](self#lists) explains this number.
+/// Number of tick sets in addition to one for each slot. The section [Tick sets](self#tick-sets) explains this number.
 pub(crate) const SPARE_LISTS: u16 = 34;
 /// The upper limit for `--catch-up-max-ticks`. If the pointer is late, an add counts its deadline from the tick that is
-/// due by the clock, but from at most this many ticks after the pointer.
+/// due by the clock. The option limits how many ticks after the pointer this tick may be.
 pub const MAX_CATCH_UP: u16 = 16;
 /// Maximum number of ticks that are expired and not yet published.
 pub(crate) const MAX_FROZEN: u16 = 16;
-/// Maximum number of slots of a ring in Redis. The scripts that add messages and move the pointer name every list, so
-/// more slots make each call longer.
+/// Maximum number of slots of a ring in Redis. The scripts that add messages and move the pointer declare every tick
+/// set as a key, so more slots make each call longer.
 pub const MAX_SLOTS: u16 = 240;
 
 const _: () =
-    assert!(SPARE_LISTS > MAX_CATCH_UP + MAX_FROZEN, "two deadlines that are alive must not share a list");
+    assert!(SPARE_LISTS > MAX_CATCH_UP + MAX_FROZEN, "two deadlines that are in use must not share a tick set");
 
 /// Defines the struct `Keys`, which has a field for each of these names. The field contains the key in Redis.
 macro_rules! keys {
@@ -95,13 +96,13 @@ impl Keys {
         format!("{}link:{sidecar}", self.prefix)
     }
 
-    /// Returns the key of the list that contains the messages with this deadline.
+    /// Returns the key of the tick set that contains the messages with this deadline.
     pub(super) fn list(&self, deadline: u64) -> &str {
         let index = deadline % self.lists.len() as u64;
-        &self.lists[usize::try_from(index).expect("there are few lists")]
+        &self.lists[usize::try_from(index).expect("the index is below the number of tick sets")]
     }
 
-    /// Returns the keys `first`, followed by the keys of all lists.
+    /// Returns the keys `first`, followed by the keys of all tick sets.
     pub(super) fn and_lists<'a>(&'a self, first: &[&'a String]) -> Vec<&'a str> {
         first.iter().copied().chain(&self.lists).map(String::as_str).collect()
     }

@@ -12,7 +12,7 @@
 //! | `topology` | finds Redis (standalone, Sentinel, Cluster) and the majority that confirms the primary |
 //! | `connection` | the connection of a ring to Redis: reconnects, classifies errors, detects stalls, receives hints |
 //! | `batching` | combines the adds and dels of many clients, and sends them to Redis in one script call |
-//! | `leader` | elects the leader of each ring, and spreads the rings evenly over the sidecars |
+//! | `leader` | elects the leader of each ring, and balances the leaderships among the sidecars |
 //! | `ring` | moves the pointer, publishes expired ticks, repairs lost keys |
 //! | `outbox` | stores timeout batches in a stream, with a consumer group for each group of subscribers |
 //! | `startup_checks`, `store`, `options` | check Redis and open the store |

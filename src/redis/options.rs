@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use crate::core::{Retention, StormRule, Wheel};
 
-/// How long Redis may answer nothing at all while requests wait. After that time, the sidecar treats Redis as
+/// Maximum time without any answer from Redis while requests wait. After that time, the sidecar treats Redis as
 /// unreachable. The limit is far above the run time of any script, and low enough to refuse an AddNewMsg within a
-/// second. A single answer may take longer, while Redis answers other requests
+/// second. A single answer may take longer if Redis answers other requests in that time
 /// ([`redis_health`](crate::redis::connection::redis_health)).
 pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -32,8 +32,8 @@ pub struct RedisOptions {
     pub rings: u16,
     /// Number of slots and length of a tick, for each ring.
     pub wheel: Wheel,
-    /// The number and share of timeouts from which a tick is flagged as a storm: a fault of the servers is then more
-    /// likely than so many offline clients.
+    /// Minimum number and minimum share of timeouts that make a tick a storm. The cause of so many timeouts is more
+    /// likely a fault of the servers than offline clients.
     pub storm: StormRule,
     /// How long batches are kept, and how many messages the batches of all rings may contain together.
     pub retention: Retention,

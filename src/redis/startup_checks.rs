@@ -15,8 +15,8 @@ use crate::redis::options::{CHECK_TIMEOUT, START_TIMEOUT};
 use crate::redis::topology::majority::Slot;
 use crate::redis::topology::{Topology, TopologyKind};
 
-/// The oldest major version of Redis that has all commands of the scripts. Valkey reports the compatible Redis version
-/// too, so the same check works.
+/// The oldest major version of Redis that has all commands that the scripts use. Valkey also reports a
+/// `redis_version`: that of the Redis with which it is compatible. So one check serves both.
 const OLDEST_MAJOR: u64 = 7;
 
 /// The pause between two attempts to reach Redis at the start.
@@ -46,7 +46,7 @@ pub enum RedisStoreError {
     Differs(String),
 }
 
-/// Settings of a Redis server: the value of each, by name.
+/// The settings of a Redis server: from the name of a setting to its value.
 type Settings = HashMap<String, String>;
 
 /// The text of each warning, with the addresses of the Redis servers that it concerns.
@@ -100,13 +100,13 @@ impl StartupChecks {
             match self.check_all().await {
                 Ok(findings) => self.report(findings),
                 Err(Fault { kind: FaultKind::Unfit, text }) => self.report(Findings::from([(text, Vec::new())])),
-                // The connections of the rings report an unreachable Redis, so the checks need not.
+                // The connections of the rings already report an unreachable Redis.
                 Err(_) => {}
             }
         }
     }
 
-    /// Logs, as warnings, the findings that the last check did not have, and keeps `findings` for the next comparison.
+    /// Logs a warning for each finding that is new since the last check. Keeps `findings` for the next comparison.
     fn report(&mut self, findings: Findings) {
         for (text, nodes) in new(&findings, &self.known) {
             warn!(redis = nodes.join(", "), "{text}");
@@ -222,26 +222,26 @@ fn replicas(settings: &Settings, ack_timeout: Duration) -> Option<String> {
     })
 }
 
-/// Returns the findings that concern at least one server for which `known` does not have them.
+/// Returns the findings that are new: they concern a server for which `known` does not contain them.
 fn new<'a>(findings: &'a Findings, known: &'a Findings) -> impl Iterator<Item = (&'a String, &'a Vec<String>)> {
     findings.iter().filter(|(text, nodes)| {
         known.get(*text).is_none_or(|before| nodes.iter().any(|node| !before.contains(node)))
     })
 }
 
-/// Pairs of some words and a remedy. The remedy helps if the cause of a failed connection contains the words.
+/// Remedies for a failed connection. A remedy fits if the text of the error contains the words before the remedy.
 const HINTS: &[(&str, &str)] = &[
-    ("knows no primary", "name it in ?master= of --store as `sentinel monitor` has it"),
+    ("knows no primary", "set ?master= in --store to the name that `sentinel monitor` gives the primary"),
     ("unknown command 'SENTINEL'", "name the Sentinels in --store, and not the Redis that they watch"),
     (
         "UnknownIssuer",
-        "name the certificate of the authority that signed that of Redis in SSL_CERT_FILE, in the environment of this \
-         sidecar",
+        "set SSL_CERT_FILE, in the environment of this sidecar, to the certificate of the authority that signed the \
+         certificate of Redis",
     ),
-    ("PEM", "correct the file that SSL_CERT_FILE names in the environment of this sidecar, or name another"),
+    ("PEM", "correct the file that SSL_CERT_FILE names in the environment of this sidecar, or name another file"),
     ("certificate expired", "renew the certificate of Redis"),
-    ("certificate not valid yet", "check the clocks of this host and of the one that issued the certificate"),
-    ("not valid for name", "reach it in --store by a name that its certificate has"),
+    ("certificate not valid yet", "check the clocks of this host and of the host that issued the certificate"),
+    ("not valid for name", "name Redis in --store by a host name that its certificate contains"),
     ("DB index", "correct the number of the database at the end of --store"),
     (
         "maxclients",
@@ -316,6 +316,6 @@ mod tests {
         assert!(texts(&first, &first).is_empty());
         let more = findings(&[("evicts", &["a", "b"]), ("forgets", &["a"])]);
         assert_eq!(texts(&more, &first), ["evicts"]);
-        assert_eq!(texts(&first, &more), ["forgets"], "a node did not have it in between");
+        assert_eq!(texts(&first, &more), ["forgets"], "the last check did not find it at node b");
     }
 }

@@ -60,7 +60,7 @@ impl RedisStore {
         clock: &Arc<Clock>,
         metrics: &Arc<Metrics>,
     ) -> Result<RedisStore, RedisStoreError> {
-        assert!(options.wheel.slots() <= MAX_SLOTS, "the configuration is checked");
+        assert!(options.wheel.slots() <= MAX_SLOTS, "the check of the configuration refuses more slots");
         let mut topology = Topology::parse(&options.url).map_err(RedisStoreError::Address)?;
         topology.is_without_majority = options.expire_without_majority;
         let topology = Arc::new(topology);
@@ -132,8 +132,8 @@ async fn open_link(link: &Arc<Link>) -> Result<Sessions, RedisStoreError> {
     {
         warn!(
             ring = link.ring,
-            "--catch-up-max-ticks {} is not what the ring was made with: {caught_up} holds for all sidecars; say \
-             --catch-up-max-ticks {caught_up} here",
+            "--catch-up-max-ticks {} is ignored: the ring was created with {caught_up}, which applies to all sidecars; \
+             start this sidecar with --catch-up-max-ticks {caught_up}",
             link.options.catch_up_max_ticks,
             caught_up = session.catch_up_max_ticks
         );
@@ -164,8 +164,8 @@ impl Store for RedisStore {
         if waited.await.is_err() {
             error!(
                 messages = held(&self.links),
-                "Redis was unreachable for too long: the acknowledgements that this sidecar holds end with its \
-                 process, and their messages will time out although they were acknowledged"
+                "Redis was unreachable for too long: the acknowledgements that this sidecar holds are lost when its \
+                 process ends, and their messages will time out although they were acknowledged"
             );
         }
         for (outbox, heartbeats) in &self.outboxes {
@@ -182,8 +182,8 @@ fn held(links: &[Arc<Link>]) -> u64 {
     links.iter().map(|link| link.progress.unanswered_acks.load(Ordering::Relaxed)).sum()
 }
 
-/// Returns a unique name of this sidecar for use in Redis: the legal characters of `name`, at most 64, and random
-/// digits.
+/// Returns a unique name of this sidecar for use in Redis: the letters, digits and `._:-` of `name`, at most 64 of
+/// them, and then random digits.
 fn unique_sidecar(name: &str) -> String {
     let legal = |character: &char| character.is_ascii_alphanumeric() || matches!(character, '.' | '_' | ':' | '-');
     let plain: String = name.chars().filter(legal).take(64).collect();

@@ -1,4 +1,5 @@
-//! Parses timeout batches and group names in the answers of scripts. A batch is an entry of the outbox stream.
+//! Parses timeout batches and group names in the answers of Lua scripts. The outbox is a stream in Redis, and each
+//! batch is one entry of this stream.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,8 +27,8 @@ pub(super) fn group_name(answer: &mut Answer) -> Result<GroupName, Refusal> {
     name.parse().map_err(|_| answer.strange(&name).into())
 }
 
-/// Reads one entry from a reply of the script `take` or `retake`. Returns the id of the entry and its batch. If this
-/// version cannot read the batch, returns the id and a fault: a newer version wrote the entry, or a person did.
+/// Reads one entry from a reply of the script `take` or `retake`. Returns the id of the entry, and the batch in it.
+/// Returns a fault in place of a batch that this version cannot read, for example because a newer version wrote it.
 pub(super) fn delivery(mut reply: Answer, ring: u16) -> Result<(String, Result<Delivery, Fault>), Fault> {
     let entry = reply.text()?;
     let read = read(&entry, reply, ring);
@@ -42,7 +43,8 @@ fn read(entry: &str, mut reply: Answer, ring: u16) -> Result<Delivery, Fault> {
         added: reply.count()?,
         acked: reply.count()?,
         storm: reply.count()? == 1,
-        // When a sidecar drains, the messages in flight stay in Redis. So no batch has this flag.
+        // This flag marks messages that a draining sidecar delivers before their deadline. With Redis, a draining
+        // sidecar leaves the messages in flight in Redis, so no batch has the flag.
         drained: false,
     };
     let last = reply.count()? == 1;
@@ -65,8 +67,8 @@ fn read(entry: &str, mut reply: Answer, ring: u16) -> Result<Delivery, Fault> {
             ring,
             entry,
             foreign = foreign.join(" "),
-            "a batch has words that are no messages, and is delivered without them: another program writes to \
-             ackwheel's keys; give ackwheel a Redis or a namespace of its own"
+            "a batch contains words that are not messages, and is delivered without these words: another program \
+             writes to ackwheel's keys; give ackwheel a Redis or a namespace of its own"
         );
     }
     Ok(Delivery { batch: Arc::new(TimeoutBatch { id, counts, last, messages }), delivery_count, age })

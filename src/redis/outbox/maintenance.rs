@@ -1,8 +1,8 @@
-//! Sends the heartbeats of this sidecar. If this sidecar leads, also inspects all sidecars, and drops batches and
-//! groups that are too old or too many.
+//! Sends the heartbeats of this sidecar. If this sidecar is the leader of the ring, also looks for dead sidecars, and
+//! drops batches and groups that exceed the retention limits.
 //!
-//! A separate task sends the heartbeats and waits for no other work, so a busy sidecar does not seem dead. If the
-//! heartbeats of a sidecar stop, the leader returns its batches, so that other sidecars can take them.
+//! A separate task sends the heartbeats. This task waits for no other work, so a busy sidecar does not seem dead. If
+//! the heartbeats of a sidecar stop, the leader returns the batches of that sidecar, so that others can take them.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,19 +22,19 @@ use crate::redis::scripts::SCRIPTS;
 /// How often a sidecar sends a heartbeat.
 const HEARTBEAT_EVERY: Duration = Duration::from_secs(1);
 
-/// Maximum number of ephemeral groups that one script deletes when it removes a sidecar. An ephemeral group is deleted
-/// with its last subscriber.
+/// Maximum number of ephemeral groups that one script deletes when it removes a sidecar. A group is ephemeral if it is
+/// deleted when its last subscriber leaves.
 const MOST_DELETED: usize = 16;
 
-/// How long the key `link:<sidecar>` of a dead sidecar is kept, counted in ticks. If the sidecar was only paused, it
-/// finds the answers to its last requests under this key.
+/// How long the key `link:<sidecar>` of a dead sidecar is kept. If the sidecar was only paused, it finds the answers to
+/// its last requests under this key. This time is counted in ticks that the pointer has passed.
 const LINK_LIFETIME: Duration = Duration::from_secs(25 * 3_600);
 
 /// Maximum number of old keys `link:<sidecar>` that are deleted after one inspection of all sidecars.
 const MOST_LINKS: usize = 16;
 
-/// The maximum grace time after a start or an outage. In the grace time, no batch or group is dropped because of its
-/// age. The grace time is as long as the retention if that is shorter than this maximum.
+/// The maximum grace time. After a start or an outage, consumers need time to reconnect. So during the grace time, no
+/// batch or group is dropped because of its age. The grace time is the retention time, but at most this long.
 const LONGEST_GRACE: Duration = Duration::from_secs(3_600);
 
 impl RedisOutbox {
@@ -89,9 +89,9 @@ impl RedisOutbox {
             warn!(
                 ring = self.link.ring,
                 groups,
-                "groups were missing in Redis and are created again: they get all batches in the outbox again, as new \
-                 ones, and other batches that they had not acknowledged are lost; find out whether Redis lost data, or \
-                 somebody deleted keys"
+                "groups were missing in Redis and are created again: Redis delivers all batches of the outbox to them \
+                 again, and batches that are no longer in the outbox are lost for them; find out whether Redis lost \
+                 data, or somebody deleted keys"
             );
         }
     }
@@ -114,13 +114,13 @@ impl RedisOutbox {
                 retention_ms_of_leader = %kept_ms,
                 max_ids_of_leader = %kept_ids,
                 "--outbox-retention or --outbox-max-ids differ between this sidecar and the leader: the leader drops \
-                 batches and groups by its own bounds; start all sidecars of this namespace with the same"
+                 batches and groups by its own limits; start all sidecars of this namespace with the same limits"
             );
         }
     }
 
-    /// Inspects all sidecars: creates lost groups again, returns the batches of dead sidecars to the outbox, and
-    /// deletes old link keys. Only the leader calls this.
+    /// Inspects the entries of all sidecars in Redis: creates lost groups again, returns the batches of dead sidecars
+    /// to the outbox, and deletes old keys `link:<sidecar>`. Only the leader calls this function.
     pub(super) async fn inspect(&self) -> Result<(), Refusal> {
         let (link, ring) = (&self.link, self.link.ring);
         let session = link.session()?.number;
@@ -137,7 +137,7 @@ impl RedisOutbox {
             if is_alive {
                 info!(ring, sidecar, batches, "a sidecar that seemed dead sends heartbeats again");
             } else {
-                info!(ring, sidecar, batches, "a sidecar is dead: its batches go to other sidecars");
+                info!(ring, sidecar, batches, "a sidecar is dead: other sidecars get its batches");
             }
         }
         for sidecar in old_links {
@@ -155,9 +155,9 @@ impl RedisOutbox {
         self.reap(&self.link.keys.sidecar, "ends").await.map(drop)
     }
 
-    /// Returns the batches of a sidecar to the outbox, and removes the sidecar from Redis. `heartbeat` is the number of
-    /// its last heartbeat: if Redis has another number, the sidecar is alive and stays. If this sidecar removes itself,
-    /// `heartbeat` is `ends`. Returns the number of returned batches, and whether the sidecar is alive.
+    /// Gives the batches of a sidecar back to the outbox, and removes the sidecar from Redis. `heartbeat` is the number
+    /// of the last heartbeat that was seen, or `ends` if this sidecar removes itself. If Redis has another number, the
+    /// sidecar is alive and is not removed. Returns the number of batches given back, and whether the sidecar is alive.
     async fn reap(&self, sidecar: &str, heartbeat: &str) -> Result<(u64, bool), Refusal> {
         let mut batches = 0;
         loop {
@@ -173,8 +173,8 @@ impl RedisOutbox {
     }
 
     /// Drops batches and groups beyond the retention limits, and adds them to `dropped`. Each call of the script does a
-    /// part of the work and has a number. If an answer is lost, the next call has the same number: then Redis returns
-    /// the lost answer, and no drop is counted twice.
+    /// part of the work and has a number. If an answer is lost, the next call has the same number. Then Redis repeats
+    /// the lost answer, so every drop is counted once.
     pub(super) async fn keep_bounds(
         &self,
         term: Term,

@@ -12,22 +12,23 @@
 //!     release, lend, leave_group, a sidecar has died
 //! ```
 //!
-//! Each sidecar is one consumer, with the same name in every group. A returned batch belongs to the consumer `-` until
-//! a sidecar takes it, and keeps its delivery count. A batch can also be *lent*: it is returned, so other sidecars can
-//! take it. But on the sidecar that lent it, `take` skips it, and only `retake` delivers it again.
+//! Each sidecar is one consumer, with the same name in every group. A returned batch keeps its delivery count, and
+//! belongs to the consumer `-` until a sidecar takes it. A batch can also be *lent* to other sidecars: it is returned,
+//! but at the sidecar that lent it, `take` skips the batch, and only `retake` delivers it again.
 //!
 //! # Lost answers
 //!
-//! If the answer to a take is lost, Redis has assigned batches to this sidecar that the sidecar does not know. So the
-//! sidecar keeps an [`Ownership`] for each group: the batches that, as far as the sidecar knows, Redis has assigned to
-//! it. After a lost answer or a reconnection, the sidecar returns all other batches that Redis has assigned to it. A
-//! group without subscribers at this sidecar has no `Ownership`. A heartbeat returns the batches of such a group.
+//! If the answer to a take is lost, Redis has assigned batches to this sidecar, but the sidecar does not know which. So
+//! the sidecar keeps an [`Ownership`] for each group: the batches that, as far as the sidecar knows, Redis has
+//! assigned to it. After a lost answer or a reconnection, the sidecar returns all other batches that Redis has assigned
+//! to it. A group without subscribers at this sidecar has no `Ownership`. The next heartbeat returns the batches of
+//! such a group.
 //!
 //! # Work of each sidecar, and work of the leader
 //!
-//! With a heartbeat, a sidecar updates only its own entry in Redis. Only the leader of the ring inspects all entries,
-//! returns the batches of dead sidecars, and drops batches and groups beyond the limits. So the cost of a heartbeat
-//! does not grow with the number of sidecars.
+//! A heartbeat updates only the sidecar's own entry in the Redis hash `sidecars`, so its cost does not grow with the
+//! number of sidecars. Only the leader of the ring inspects the entries of all sidecars, returns the batches of dead
+//! sidecars, and drops batches and groups beyond the retention limits.
 
 mod entry;
 mod maintenance;
@@ -73,11 +74,11 @@ pub(super) struct RedisOutbox {
     /// Notified by each call of `maintain`. The heartbeats begin after the first call.
     maintained: Notify,
     maintenance: Maintenance,
-    /// The groups that have subscribers at this sidecar: they were opened, and not left since. The value is true for an
-    /// ephemeral group, which is deleted with its last subscriber.
+    /// The groups that have subscribers at this sidecar: `open_group` adds a group, and `leave_group` removes it. The
+    /// value is true for an ephemeral group, which is deleted when its last subscriber leaves.
     ///
     /// A task that opens, leaves or deletes a group holds the outer lock for reading until Redis has answered. So tasks
-    /// for several groups can run at the same time. The caller must run the tasks of the same group one after the
+    /// for different groups can run at the same time. The caller must run the tasks of the same group one after the
     /// other. A heartbeat holds the lock for writing. So no group is being opened or left while the heartbeat sends the
     /// list of groups.
     joined: tokio::sync::RwLock<Mutex<BTreeMap<GroupName, bool>>>,
@@ -107,8 +108,8 @@ impl Outbox for RedisOutbox {
         }
     }
 
-    /// Removes this sidecar from the group, and returns the batches that it holds. If Redis does not answer, the next
-    /// heartbeat does the same.
+    /// Removes this sidecar from the group, and gives the group's batches at this sidecar back to the outbox. If Redis
+    /// does not answer, the next heartbeat does the same.
     async fn leave_group(&self, group: &GroupName) -> Result<(), Refusal> {
         self.owned.remove(group);
         let joined = self.joined.read().await;
@@ -150,8 +151,8 @@ impl Outbox for RedisOutbox {
         true
     }
 
-    /// Runs one script. Runs it again only if it found entries and this version can read none of them. One script takes
-    /// at most [`MAX_READ`] batches. So these batches are delivered soon, and the lock is held only briefly.
+    /// Runs the script `take` once, for at most [`MAX_READ`] batches. So these batches are delivered soon, and the lock
+    /// is held only briefly. Repeats the script only if it found entries and this version can read none of them.
     async fn take(&self, group: &GroupName, window: u64, _now: Instant) -> Result<Vec<Delivery>, Refusal> {
         let owned = self.ownership(group);
         let mut owned = owned.lock().await;
@@ -185,8 +186,8 @@ impl Outbox for RedisOutbox {
         Ok(taken)
     }
 
-    /// Sends up to [`SETTLED_TOGETHER`] scripts without waiting for their answers, so that many batches take about as
-    /// long as few.
+    /// Sends up to [`SETTLED_TOGETHER`] scripts before it waits for their answers. So a call with many batches takes
+    /// about as long as a call with few.
     async fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Result<Settled, Refusal> {
         let batches = self.of_this_ring(batches);
         let parts: Vec<_> = batches.chunks(MAX_READ).map(|part| self.settle_part(group, part)).collect();
@@ -202,7 +203,7 @@ impl Outbox for RedisOutbox {
     }
 
     /// Runs every step even if an earlier step fails, because no step needs the result of another. If batches or groups
-    /// were dropped, returns them in place of an error, because no later call reports them.
+    /// were dropped, returns them even if a step fails, because no later call reports them.
     ///
     /// Does not use the parameter `_attended`: Redis stores which sidecars have a subscriber of a group.
     async fn maintain(&self, _attended: &[GroupName], now: Instant) -> Result<Dropped, Refusal> {
@@ -263,7 +264,7 @@ impl RedisOutbox {
         }
     }
 
-    /// Calls all listeners. To be used when there may be batches to take.
+    /// Calls all listeners. The caller uses this function when there may be new batches to take.
     pub(super) fn notify(&self) {
         self.on_new_batches.read().iter().for_each(|listener| listener());
     }
@@ -302,7 +303,7 @@ impl RedisOutbox {
     }
 }
 
-/// Returns the mark with which Redis stores whether a group is ephemeral.
+/// Returns the letter that Redis stores for a group: `e` if the group is ephemeral, else `-`.
 fn kind(is_ephemeral: bool) -> &'static str {
     if is_ephemeral { "e" } else { "-" }
 }

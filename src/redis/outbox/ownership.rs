@@ -1,4 +1,5 @@
-//! Takes, returns and settles batches, and records which batches this sidecar holds.
+//! Takes batches of a group from the outbox, gives them back, and settles them: a settled batch is not delivered to the
+//! group again. Records which batches this sidecar holds.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -25,8 +26,9 @@ impl RedisOutbox {
         Ok(Settled { count, batches: batches.to_vec(), refusal: None })
     }
 
-    /// Returns batches to the outbox, so that other sidecars can take them. If `lent` is set, records them as lent:
-    /// this sidecar gets them again only with `retake`. If Redis does not answer, `recover` returns the batches later.
+    /// Gives batches back to the outbox, so that other sidecars can take them. If `lent` is set, also adds the batches
+    /// to `Ownership::lent`: then `take` skips them at this sidecar, and only `retake` delivers them here again. If
+    /// Redis does not answer, a later call of `recover` gives the batches back.
     pub(super) async fn give_back(
         &self,
         group: &GroupName,
@@ -61,8 +63,9 @@ impl RedisOutbox {
         Ok(())
     }
 
-    /// Returns to the outbox the batches of a group that Redis has assigned to this sidecar and that `owned` lacks, for
-    /// example after a lost answer. Does nothing if `owned` already agrees with Redis in this session.
+    /// Corrects a difference between Redis and `owned`, for example after a lost answer: gives back to the outbox every
+    /// batch of the group that Redis has assigned to this sidecar and that `owned` does not contain. Does nothing if
+    /// `owned` is known to agree with Redis in this session.
     pub(super) async fn recover(&self, group: &GroupName, owned: &mut Ownership) -> Result<(), Refusal> {
         let link = &self.link;
         let session = link.session()?.number;
@@ -76,7 +79,7 @@ impl RedisOutbox {
         loop {
             let arguments = (&*self.link.keys.sidecar, group.as_str(), &last, MOST_BATCHES);
             let page = link.read(&SCRIPTS.list_held_batches, keys, arguments).await?.rest(Answer::text)?;
-            // For an empty epoch, the script does not compare the epoch of the entry.
+            // The epoch of these entries is unknown. With an empty epoch, the script accepts any epoch.
             let unknown: Vec<_> =
                 page.iter().filter(|entry| !known.contains(*entry)).map(|entry| (entry, "")).collect();
             if !unknown.is_empty() {
@@ -96,9 +99,9 @@ impl RedisOutbox {
         Arc::clone(&self.owned.entry(group.clone()).or_default())
     }
 
-    /// Runs a script that takes batches for this sidecar, and records them in `owned`. Returns the number of entries in
-    /// the answer, and the batches that this version can read. `again` are batches that are taken again: if the answer
-    /// lacks one of them, it is removed from `owned`.
+    /// Runs a script that takes batches for this sidecar, and records them in `owned`. `again` contains the batches
+    /// that a `retake` asks for. If the answer lacks one of them, it is removed from `owned`. Returns the number of
+    /// entries in the answer, and the batches that this version can read.
     pub(super) async fn claim(
         &self,
         group: &GroupName,

@@ -12,15 +12,15 @@ use crate::core::{BatchId, Observed, Refusal};
 #[derive(Debug, Default)]
 pub(super) struct Ownership {
     pub(super) held: HashSet<BatchId>,
-    /// Batches that this sidecar returned so that other sidecars can take them. They stay in this set until this
-    /// sidecar takes them again, settles them or releases them.
+    /// Batches that this sidecar has given back for other sidecars, so `take` must skip them here. A batch stays in
+    /// this set until this sidecar retakes, settles or releases it.
     pub(super) lent: HashSet<BatchId>,
     /// Ids of stream entries that this sidecar holds and cannot read. The sidecar does not return these entries,
     /// because sidecars would take them again and again.
     pub(super) unreadable: HashSet<String>,
-    /// The number of the session, that is the connection to Redis, in which this record agrees with Redis. `None` while
-    /// a script runs that changes the batches of this sidecar. If the answer of that script is lost or the caller is
-    /// cancelled, stays `None` until `recover` compares the record with Redis.
+    /// The number of the session (the connection to Redis) in which this record is known to agree with Redis, so that
+    /// `recover` has nothing to do. `None` while a script changes the batches of this sidecar. If the answer of that
+    /// script is lost or the caller is cancelled, stays `None` until `recover` compares the record with Redis.
     pub(super) verified_in: Option<u64>,
 }
 
@@ -39,19 +39,20 @@ pub(super) struct Maintenance {
     pub(super) seen: Mutex<SeenHeartbeats>,
     /// The error of the last heartbeat. `None` if that heartbeat succeeded.
     pub(super) heartbeat: Mutex<Option<Refusal>>,
-    /// The leader's limits in the last warning that they differ from the limits of this sidecar. Kept so that the same
-    /// limits are reported only once.
+    /// The limits of the leader in the last warning about different retention limits. The sidecar warns again only if
+    /// the limits of the leader change.
     pub(super) reported_bounds: Mutex<String>,
-    /// How long this sidecar has led without a reconnection or a new election. The observed value is the number of the
-    /// session and the epoch of the election. During a grace time at the beginning, the leader drops nothing because of
-    /// its age: consumers may still reconnect after a start or an outage.
+    /// The measurement of the grace time, in which the leader drops no batch or group because of its age: how long this
+    /// sidecar has led without a reconnection or a new election. The observed value is the number of the session and
+    /// the epoch of the election.
     pub(super) watched: Mutex<Option<Observed<(u64, u64)>>>,
-    /// The number of the last answered call of the script `trim_outbox`.
+    /// The number of the last call of the script `trim_outbox` that Redis answered. A call after a lost answer has the
+    /// number of the lost call, so Redis repeats the answer.
     pub(super) steps: AtomicU64,
 }
 
 /// The number of the last heartbeat of each sidecar, and for how long this sidecar has observed that number without a
-/// change. A new session with Redis begins to count from zero.
+/// change. In a new session with Redis, this time starts again at zero.
 ///
 /// The leader observes all sidecars. Any other sidecar observes only the last leader. If it becomes the leader itself,
 /// it has already measured for how long its predecessor has sent no heartbeat.
@@ -100,18 +101,18 @@ mod tests {
             assert_eq!(dead, [], "after {second} s");
         }
         assert_eq!(heartbeats.record(1, beats(4, 7), LEASE, begun + SECOND * 4), [(String::from("b"), 7)]);
-        assert_eq!(heartbeats.record(1, beats(5, 8), LEASE, begun + SECOND * 5), [], "there is a new heartbeat");
+        assert_eq!(heartbeats.record(1, beats(5, 8), LEASE, begun + SECOND * 5), [], "b has sent a new heartbeat");
     }
 
     #[test]
     fn time_that_was_not_watched_does_not_count() {
         let (mut heartbeats, begun) = (SeenHeartbeats::default(), Instant::now());
         heartbeats.record(1, beats(1, 1), LEASE, begun);
-        assert_eq!(heartbeats.record(1, beats(2, 1), LEASE, begun + LEASE * 100), [], "this process was stopped");
+        assert_eq!(heartbeats.record(1, beats(2, 1), LEASE, begun + LEASE * 100), [], "this process was paused");
         for second in 0..10 {
             let session = 2 + u64::from(second);
             let dead = heartbeats.record(session, beats(3, 1), LEASE, begun + LEASE * 100 + SECOND * second);
-            assert_eq!(dead, [], "each session starts empty");
+            assert_eq!(dead, [], "each session measures from zero");
         }
     }
 
@@ -132,11 +133,11 @@ mod tests {
             Observed::record(&mut watched, term, begun + SECOND * second, LEASE) >= LEASE * 2
         };
         assert!(!is_over((1, 1), 0));
-        assert!(!is_over((1, 1), 100), "this process was stopped");
+        assert!(!is_over((1, 1), 100), "this process was paused");
         let over = (101..120).find(|second| is_over((1, 1), *second));
-        assert_eq!(over, Some(105), "half a lease of the pause counts");
+        assert_eq!(over, Some(105), "of the pause, half a lease counts");
         assert!(is_over((1, 1), 106));
-        assert!(!is_over((2, 1), 107), "Redis was unreachable");
-        assert!(!is_over((2, 5), 200), "another led meanwhile");
+        assert!(!is_over((2, 1), 107), "a new session measures from zero");
+        assert!(!is_over((2, 5), 200), "a new election measures from zero");
     }
 }

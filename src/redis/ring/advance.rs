@@ -54,8 +54,8 @@ impl RedisRing {
             return Ok(Advance::Waiting(now));
         }
         let (late, tick_length) = (now - term.next.at, options.wheel.tick_length());
-        // If more moves are due than the leader may catch up, the rest shifts all deadlines. The next move counts as
-        // one of those to catch up. The script that adds messages assumes the same maximum.
+        // The leader may catch up a limited number of moves, including the move that is due now. If more moves are due,
+        // the leader skips the rest, which shifts all deadlines. The script that adds messages assumes the same limit.
         let most = tick_length * session.catch_up_max_ticks.max(1);
         if late >= most {
             let missed = late.saturating_sub(most).as_nanos() / tick_length.as_nanos() + 1;
@@ -64,8 +64,8 @@ impl RedisRing {
             return Ok(Advance::Waiting(next));
         }
         // Before the tick expires, Redis should apply all requests that this sidecar has read. So the leader appends a
-        // barrier to the queue of these requests, and waits for it for a limited time. If the connection is replaced
-        // during this wait, the wait begins again.
+        // barrier to the queue of these requests, and waits until the barrier has left the queue, but not for long. If
+        // the connection is replaced during this wait, the wait begins again.
         let (barrier, passed) = oneshot::channel();
         self.inbox.push_barrier(barrier);
         // If Redis becomes unreachable, the sender `barrier` is dropped, and the wait ends.
@@ -117,8 +117,8 @@ impl RedisRing {
     }
 
     /// Returns until when the pointer must wait if, at the time `at`, Redis stalls or has just stalled. In a stall, any
-    /// sidecar may have Acks that Redis has not applied. Returns `None` if the move was already postponed, so that a
-    /// slow Redis does not stop the pointer.
+    /// sidecar may have Acks that Redis has not applied. Returns `None` without a stall. Also returns `None` if the
+    /// move was already postponed, so that a slow Redis does not stop the pointer.
     fn stalled_until(&self, term: Term, at: Instant) -> Option<Instant> {
         let grace = self.link.options.outage_grace;
         if term.is_aware || grace.is_zero() {
@@ -131,8 +131,8 @@ impl RedisRing {
         }
     }
 
-    /// Postpones the next move to the time `at` plus the length of the stall, but plus at most `outage_grace`, the wait
-    /// after an outage. Returns the new time of the move.
+    /// Postpones the next move until the time `at` plus the length of the stall. A stall counts for at most
+    /// `outage_grace`, the wait after an outage. Returns the new time of the move.
     fn put_off(&self, term: Term, at: Instant, stall: Duration) -> Instant {
         let until = at + stall.min(self.link.options.outage_grace);
         self.link.term.update(term.epoch, |term| term.put_off(until));
@@ -148,8 +148,8 @@ impl RedisRing {
             "moved" => {
                 let next = NextMove::from_answer(answer.number()?, asked, at, self.slack() / 2);
                 let lateness = Duration::from_millis(answer.count()?);
-                // The value is 0 if an earlier call moved the pointer and its answer was lost in an outage. The outage
-                // began after that move, so it did not shift the move.
+                // The value is 0 if an earlier call moved the pointer, and the answer to that call was lost in an
+                // outage. The outage began after the move, so the outage did not shift the move.
                 let shifted = if answer.count()? > 0 { term.shifted_ticks(options.wheel) } else { 0 };
                 self.report_lost(answer.count()?);
                 current.update(term.epoch, |term| term.moved(next, options.wheel));
@@ -163,8 +163,9 @@ impl RedisRing {
             }
             "wait" => {
                 let next = NextMove::from_answer(answer.number()?, asked, at, self.slack() / 2);
-                // A far Redis is called before the move is certainly due. The answer to such an early call must not
-                // postpone the time at which the move is certainly due, because Redis' clock may have been set back.
+                // If Redis is far, the leader sends the call early, so that it arrives in time. The answer to an early
+                // call must not postpone the time at which the move is certainly due by the leader's clock: Redis'
+                // clock may have been set back.
                 let next =
                     if asked < term.next.certain() { next.no_later_than(term.next.certain()) } else { next };
                 current.update(term.epoch, |term| term.next = next);

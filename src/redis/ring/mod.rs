@@ -8,8 +8,8 @@
 //!
 //! `due_ms`, another field of `meta`, is the time by Redis' clock at which the pointer was due to reach its tick. The
 //! script that adds a message computes from `due_ms` which tick is due now, and counts the deadline from that tick.
-//! Unless a clock was set, the script `advance` moves the pointer no earlier than `due_ms` plus one tick. The next
-//! `due_ms` is no earlier either. Both scripts use Redis' clock, so no network delay makes a message time out early.
+//! Unless a clock was set, the script `advance` moves the pointer at `due_ms` plus one tick or later. The new `due_ms`
+//! is also at least one tick later. Both scripts use Redis' clock, so no network delay makes a message time out early.
 //! For a message that is added at the time `x`, with an ack timeout of `k` ticks:
 //!
 //! ```text
@@ -60,11 +60,11 @@ pub(super) struct RedisRing {
     /// The links, that is the connections to Redis, of all rings. The number of unanswered Acks is limited only while
     /// one of these links is down.
     links: Arc<[Arc<Link>]>,
-    /// The requests that a separate task sends to Redis.
+    /// The requests that wait until a separate task sends them to Redis.
     inbox: Arc<Inbox>,
     /// Whether this sidecar refuses adds because it is shutting down.
     draining: AtomicBool,
-    /// The repair of lists that Redis has lost. Used only by the leader.
+    /// The repair of tick sets that Redis has lost. Used only by the leader.
     repair: Mutex<Repair>,
     _tasks: [AbortOnDropHandle<()>; 2],
 }

@@ -9,13 +9,13 @@ use crate::redis::leader::term::Term;
 use crate::redis::ring::RedisRing;
 use crate::redis::scripts::{Answer, SCRIPTS};
 
-/// Maximum number of messages that one script publishes. The script also appends them, as one element, to the Redis
-/// list `late`. Such an element is called a chunk.
+/// Maximum number of messages that one script publishes. The script also appends these messages to the Redis list
+/// `late`, as one element. Such an element is called a chunk.
 const MAX_PUBLISHED: usize = 1_000;
 
 impl RedisRing {
-    /// Publishes the next messages of the oldest expired tick. If all expired ticks are published, deletes messages
-    /// whose `late` period has ended.
+    /// Publishes the next messages of the oldest expired tick. If all expired ticks are published, does one step of a
+    /// repair or of the deletion of old messages: see `forget`.
     pub(super) async fn publish_next(&self) -> Result<PublishStep, Refusal> {
         let link @ Link { identity, term: current, .. } = &*self.link;
         let deposed = PublishStep { deposed: true, ..PublishStep::default() };
@@ -38,8 +38,8 @@ impl RedisRing {
                     return Ok(deposed);
                 }
                 current.update(term.epoch, |term| (term.frozen, term.seq) = (tick, seq));
-                // The answer may contain the counts of a tick that is completely published. If this is the tick that
-                // this call was to publish, the answer of the step that finished the tick was lost.
+                // The answer may contain the counts of the last tick that this sidecar has published completely. If
+                // that tick is `term.frozen`, the answer to its last step was lost, so this call returns its counts.
                 let counted =
                     if answer.is_empty() { None } else { Some((Tick(answer.count()?), counts(&mut answer)?)) };
                 let counted = counted.filter(|(finished, _)| *finished == term.frozen);
@@ -73,8 +73,8 @@ impl RedisRing {
         })
     }
 
-    /// Does one step of the current scan for missing messages. Without a scan, deletes one chunk of messages whose
-    /// `late` period has ended.
+    /// Does one step of the current scan for missing messages. If there is no scan, deletes one chunk of messages for
+    /// which DelMsg no longer answers `late`.
     async fn forget(&self, session: &Session, term: Term) -> Result<PublishStep, Refusal> {
         let repairing = PublishStep { more: true, reclaimed: true, ..PublishStep::default() };
         if self.repair(term.epoch).scan.is_some() {

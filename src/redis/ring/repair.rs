@@ -1,10 +1,11 @@
-//! Repairs lists that Redis has lost. A list is the Redis set of the messages with one deadline. A scan reads all
-//! messages in the hash `messages`, and puts each message in flight back into its list if it is missing there.
+//! Repairs tick sets that Redis has lost. A tick set is the Redis set of the messages with one deadline. A scan reads
+//! all messages in the hash `messages`. If a message in flight is missing in its tick set, the scan puts it back.
 //!
-//! The entry of a message in `messages` contains its deadline, so the scan does not need the lists. The pointer waits
-//! during the repair, so a message is back in its list before its deadline expires. A message is lost for good if its
-//! entry is lost too, or if its list is lost between expiry and publication. The Redis list `late` names the timed-out
-//! messages that are to be deleted later. If Redis loses a part of `late`, the scan deletes the messages of that part.
+//! The entry of a message in `messages` contains its deadline, so the scan does not need the tick sets. The pointer
+//! waits during the repair, so a message is back in its tick set before its deadline expires. A message is lost for
+//! good if its entry is lost too, or if its tick set is lost between expiry and publication. The Redis list `late`
+//! contains timed-out messages that must be deleted later. If Redis loses a part of `late`, the scan deletes the
+//! messages of that part.
 
 use parking_lot::MutexGuard;
 use tracing::{error, info, warn};
@@ -20,8 +21,7 @@ use crate::redis::scripts::SCRIPTS;
 const SCANNED: usize = 1_000;
 
 impl RedisRing {
-    /// Returns the state of the repair in the leadership term with this epoch. The state of an earlier term is
-    /// discarded.
+    /// Returns the state of the repair in the leadership term with this epoch. Discards the state of an earlier term.
     pub(super) fn repair(&self, epoch: u64) -> MutexGuard<'_, Repair> {
         let mut repair = self.repair.lock();
         if repair.epoch != epoch {
@@ -61,8 +61,8 @@ impl RedisRing {
                 warn!(
                     ring,
                     why = answer.text()?,
-                    "messages whose list Redis has lost cannot be put back: give the Redis user of this sidecar the \
-                     commands that docs/REDIS.md lists"
+                    "messages that the list of their tick has lost cannot be put back: allow the Redis user of this \
+                     sidecar the commands that docs/REDIS.md lists"
                 );
                 Ok(())
             }
@@ -70,29 +70,29 @@ impl RedisRing {
         }
     }
 
-    /// Logs that Redis has lost moves of the pointer or batches although the connection did not end. `lost` names the
-    /// loss; `tick` is the first tick concerned. Ends the leadership term. The ticks expire again after the next
-    /// election, whose epoch distinguishes the new batches from the lost ones.
+    /// Logs that Redis has lost moves of the pointer or published batches, although the connection did not end. `lost`
+    /// is the text that names the loss; `tick` is the first lost tick. Ends the leadership term. The ticks expire again
+    /// after the next election, whose epoch distinguishes the new batches from the lost ones.
     pub(super) fn report_lost_moves(&self, lost: &str, tick: Tick) {
         self.link.count_loss();
         error!(
             ring = self.link.ring,
             %tick,
-            "Redis has lost {lost} from this tick on: they are published again under a new epoch, and some messages may be \
-             reported twice; find out why Redis went back (a restored snapshot, a failover behind a proxy)"
+            "Redis has lost {lost} from this tick on: they are published again under a new epoch, and some messages \
+             may be reported twice; find out why Redis has older data (a restored snapshot, a failover behind a proxy)"
         );
         self.link.term.end();
     }
 
-    /// Logs the number of messages in flight that are in no list.
+    /// Logs the number of messages in flight that are in no tick set.
     pub(super) fn report_missing(&self, messages: u64) {
         self.link.count_loss();
         error!(
             ring = self.link.ring,
             messages,
-            "the lists of the ticks lack some messages in flight: Redis has lost its key (set maxmemory-policy noeviction), \
-             or refused a script halfway. The wheel waits while all messages are looked through, and missing ones are \
-             put back"
+            "the lists of the ticks lack some messages in flight: Redis has lost keys (set maxmemory-policy \
+             noeviction), or has stopped a script halfway. No tick expires while ackwheel scans all messages and puts \
+             the missing ones back"
         );
     }
 

@@ -1,11 +1,11 @@
-//! The state of the repair of lost lists in one leadership term. A list is the Redis set of the messages with one
-//! deadline. If messages are missing in the lists, a scan of all messages puts them back, and the pointer waits for the
-//! scan.
+//! The state of the repair of lost tick sets in one leadership term. A tick set is the Redis set of the messages with
+//! one deadline. If messages are missing in the tick sets, a scan of all messages puts them back, and the pointer waits
+//! for the scan.
 
 use crate::core::{Tick, Wheel};
 
-/// How many scans the pointer waits for at most before it moves. With this limit, the pointer moves even if Redis loses
-/// lists all the time.
+/// Maximum number of scans that the pointer waits for between two moves. With this limit, the pointer moves even if
+/// Redis loses tick sets all the time.
 const SCANS_BEFORE_A_MOVE: u8 = 3;
 
 /// The state of the repair in one leadership term.
@@ -13,13 +13,13 @@ const SCANS_BEFORE_A_MOVE: u8 = 3;
 pub(super) struct Repair {
     /// The epoch of this term: the number of the leader's election.
     pub(super) epoch: u64,
-    /// The current scan.
+    /// The scan that is in progress.
     pub(super) scan: Option<Scan>,
-    /// Number of scans that the pointer has waited for since its last move. If a scan puts nothing back, this number is
-    /// set to the maximum.
+    /// Number of scans that the pointer has waited for since its last move. If a scan puts nothing back, this number
+    /// becomes the maximum, so that the pointer waits for no further scan.
     pub(super) scans: u8,
-    /// The tick of the pointer when the last scan began for which the pointer does not wait. Such a scan begins in
-    /// order to delete old messages.
+    /// The tick at which the pointer stood when the last cleanup scan began. A cleanup scan deletes old messages, and
+    /// the pointer does not wait for it.
     pub(super) tidied_at: Option<Tick>,
     /// Whether the Redis user of this sidecar lacks permission for the scan.
     pub(super) is_denied: bool,
@@ -45,15 +45,15 @@ impl Repair {
         self.scans < SCANS_BEFORE_A_MOVE && !self.is_denied
     }
 
-    /// Returns whether a scan may begin in order to delete timed-out messages that were not deleted when they became
-    /// old. Such a scan may begin once per revolution: once in as many ticks as the wheel has slots. A message that is
-    /// not old enough for this scan is deleted by the next one.
+    /// Returns whether a cleanup scan may begin. Such a scan deletes timed-out messages that should have been deleted
+    /// before. It may begin once per revolution: once in as many ticks as the wheel has slots. If a message is not old
+    /// enough for one cleanup scan, the next one deletes it.
     pub(super) fn may_tidy(&self, pointer: Tick, wheel: Wheel) -> bool {
         !self.is_denied && self.tidied_at.is_none_or(|then| pointer.0 >= then.0 + u64::from(wheel.slots()))
     }
 
-    /// Begins a scan. `is_awaited` is whether the pointer waits for it, and `session` is the number of the current
-    /// session.
+    /// Begins a scan. `is_awaited` is whether the pointer waits for the scan; if not, it is a cleanup scan. `session`
+    /// is the number of the current session.
     pub(super) fn begin(&mut self, is_awaited: bool, pointer: Tick, session: u64) {
         if !is_awaited {
             self.tidied_at = Some(pointer);
@@ -65,7 +65,7 @@ impl Repair {
     pub(super) fn end(&mut self, scan: Scan) {
         self.scan = None;
         if scan.is_awaited {
-            // If a scan has put nothing back, a further scan would not help, so the pointer does not wait for one.
+            // If this scan has put nothing back, another scan would not help, so the pointer must not wait for one.
             self.scans = if scan.put_back > 0 { self.scans + 1 } else { SCANS_BEFORE_A_MOVE };
         }
     }
@@ -82,17 +82,17 @@ mod tests {
         let (mut repair, pointer) = (Repair::default(), Tick(7));
         let look_through = |repair: &mut Repair, put_back| {
             repair.begin(true, pointer, 1);
-            let begun = repair.scan.expect("it is under way");
+            let begun = repair.scan.expect("the scan has begun");
             repair.end(Scan { put_back, ..begun });
             repair.may_wait()
         };
         assert_eq!([7, 7, 7].map(|put_back| look_through(&mut repair, put_back)), [true, true, false]);
         repair.scans = 0;
-        assert!(repair.may_wait(), "later losses are scanned for again");
-        assert!(!look_through(&mut repair, 0), "there is nothing to put back");
+        assert!(repair.may_wait(), "after a move, the pointer waits for scans again");
+        assert!(!look_through(&mut repair, 0), "the scan has put nothing back");
         repair.scans = 0;
         repair.begin(false, pointer, 1);
-        assert!(repair.may_wait(), "a scan that tidies counts for nothing");
+        assert!(repair.may_wait(), "a cleanup scan does not count");
         let wheel = Wheel::new(15, Duration::from_secs(1)).unwrap();
         assert!(!repair.may_tidy(pointer.plus(14), wheel));
         assert!(repair.may_tidy(pointer.plus(15), wheel));

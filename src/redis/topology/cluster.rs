@@ -12,7 +12,7 @@ use crate::redis::connection::errors::Fault;
 use crate::redis::topology::majority::{LONGEST, NodeEntry, SLOTS, Slot, View};
 use crate::redis::topology::nodes::{Found, Node, client_at};
 
-/// The setting of a Cluster that is its failover timer.
+/// The name of the Cluster setting that contains the failover timer.
 const NODE_TIMEOUT: &str = "cluster-node-timeout";
 
 /// Returns the slot of all keys with this hash tag, the text in braces.
@@ -80,8 +80,8 @@ fn parse_line(template: &ConnectionInfo, line: &str, asked: &ConnectionAddr) -> 
     })
 }
 
-/// Reads the failover timer from the answer to CONFIG GET: after this time without an answer, a primary may be
-/// replaced. Returns `None` if the node refuses CONFIG GET, as hosted services do.
+/// Reads the failover timer from the answer to CONFIG GET. The Cluster may replace a primary that has not answered for
+/// this time. Returns `None` if the node refuses CONFIG GET, as hosted services do.
 fn node_timeout(answer: RedisResult<Value>) -> Option<Duration> {
     let settings: HashMap<String, String> = FromRedisValue::from_redis_value(answer.ok()?).ok()?;
     settings.get(NODE_TIMEOUT)?.parse().ok().map(Duration::from_millis)
@@ -117,10 +117,10 @@ mod tests {
         let primary = "a 10.0.0.1:7001@17001 myself,master - 0 0 3 connected 0-5460 5462 [5461->-b]";
         assert_eq!(owner(&[primary], 5_460), Some(("10.0.0.1:7001".to_owned(), 3)));
         assert_eq!(owner(&[primary], 5_462), Some(("10.0.0.1:7001".to_owned(), 3)));
-        assert_eq!(owner(&[primary], 5_461), None, "it is only on its way");
+        assert_eq!(owner(&[primary], 5_461), None, "the slot is still moving");
         let later = "b 10.0.0.2:7002@17002,b.example master - 0 0 4 connected 0-5461";
         for lines in [[primary, later], [later, primary]] {
-            assert_eq!(owner(&lines, 7), Some(("b.example:7002".to_owned(), 4)), "by its name, where it has one");
+            assert_eq!(owner(&lines, 7), Some(("b.example:7002".to_owned(), 4)), "by the host name of the node");
         }
         let unmet = "c :7003@17003 myself,master - 0 0 0 connected 0-16383";
         assert_eq!(owner(&[unmet], 16_383), Some(("asked:7003".to_owned(), 0)));
@@ -153,6 +153,9 @@ mod tests {
         assert_eq!([50, 150, 250].map(confirms), [true, false, false]);
         let since = |config_epoch| Found { config_epoch, ..entries[0].redis.clone() };
         let entry = majority::owner(&entries, 50).unwrap();
-        assert!(entry.confirms(&since(2)) && !entry.confirms(&since(4)), "it does not know the last failover");
+        assert!(
+            entry.confirms(&since(2)) && !entry.confirms(&since(4)),
+            "the node does not know the last failover"
+        );
     }
 }

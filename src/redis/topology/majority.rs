@@ -1,11 +1,11 @@
 //! Determines which Redis a majority of the Sentinels or Cluster primaries names as the primary, and how long this
 //! confirmation is valid.
 //!
-//! A failover replaces the primary, if a majority votes for that. It begins only after the primary has not answered for
-//! the length of the failover timer, a setting of the Sentinels or of the Cluster. Any two majorities have a node in
-//! common. So if a failover ended before a majority was asked, at least one of the asked nodes took part in it, and
-//! reports it now or soon. If a failover begins later, it cannot end before the timer has run out. So a confirmation is
-//! valid no longer than the timer, and no longer than [`LONGEST`].
+//! A failover replaces the primary, if a majority votes for that. A failover begins only after the primary has not
+//! answered for the length of the failover timer, a setting of the Sentinels or of the Cluster. Any two majorities have
+//! a node in common. So if a failover ended before a majority was asked, at least one of the asked nodes took part in
+//! it, and names the new primary now or soon. If a failover begins later, it cannot end before the timer has run out.
+//! So a confirmation is valid for the length of the timer, but at most for [`LONGEST`].
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -46,7 +46,7 @@ impl NodeEntry {
     }
 
     /// Returns whether this entry confirms that `found` is still the primary. An entry with a lower config epoch than
-    /// `found` does not: its node has not learnt of the last failover.
+    /// `found` does not confirm this, because its node has not learnt of the last failover.
     pub(crate) fn confirms(&self, found: &Found) -> bool {
         !self.is_doubted && self.redis.is(found) && self.redis.config_epoch >= found.config_epoch
     }
@@ -71,7 +71,8 @@ pub(crate) struct View {
     /// Number of nodes with a vote that the node knows, itself included.
     pub(crate) voters: usize,
     pub(crate) entries: Vec<NodeEntry>,
-    /// For how long after `asked_at` the answer of this node counts as a confirmation, because of its failover timer.
+    /// How long after `asked_at` this view counts as a confirmation. This is the rest of the failover timer, but at
+    /// most [`LONGEST`].
     pub(crate) good_for: Duration,
     /// Clients for the Sentinels or Cluster nodes that the node reports.
     pub(crate) knows: Vec<Client>,
@@ -138,7 +139,7 @@ impl Views {
     }
 
     /// Returns the times until which single nodes with a vote confirm that `found` has a slot, latest first. Also
-    /// returns the total number of votes, with those of nodes that do not confirm it.
+    /// returns the total number of votes, including the votes of nodes that do not confirm this.
     pub(crate) fn confirmations(&self, found: &Found, slot: Slot) -> (Vec<Instant>, usize) {
         let (confirming, of) = self.votes(slot, |entry| entry.confirms(found));
         let mut until: Vec<Instant> = confirming.iter().map(|view| view.asked_at + view.good_for).collect();
@@ -152,7 +153,7 @@ impl Views {
     }
 
     /// Returns the views with a vote in which `is_right` accepts the Redis that has the slot. Also returns the total
-    /// number of votes: the highest number of voters that these views report, or the minimum if that is higher. Other
+    /// number of votes: the highest number of voters that these views report, or `least_votes` if that is higher. Other
     /// views do not count for the total, so that one wrong node cannot prevent a majority.
     fn votes(&self, slot: Slot, is_right: impl Fn(&NodeEntry) -> bool) -> (Vec<&View>, usize) {
         let votes = |view: &&View| view.votes && owner(&view.entries, slot).is_some_and(&is_right);
@@ -173,7 +174,7 @@ impl Views {
 pub(crate) struct Confirmation {
     /// The end of the confirmation.
     until: Instant,
-    /// When the last outage before the session ended, or a later time without a confirmation. `None` if there was
+    /// The end of the last outage before the session, or of a later time without a confirmation. `None` if there was
     /// neither.
     pub(crate) recovered_at: Option<Instant>,
 }
@@ -235,20 +236,28 @@ mod tests {
         let (start, old) = (Instant::now(), primary(1, 3));
         let until = |views: &Views| views.confirmed_until(&old, 0).map(|until| until - start);
         let at = |asked| view(start + ms(asked), old.clone());
-        assert_eq!(until(&views([at(0)])), None, "one of three");
-        assert_eq!(until(&views([at(0), at(100)])), Some(LONGEST), "as long as the older of two");
-        assert_eq!(until(&views([at(0), at(200), at(100)])), Some(LONGEST + ms(100)), "the oldest is not needed");
+        assert_eq!(until(&views([at(0)])), None, "only one of three nodes confirms it");
+        assert_eq!(until(&views([at(0), at(100)])), Some(LONGEST), "valid as long as the older of two views");
+        assert_eq!(until(&views([at(0), at(200), at(100)])), Some(LONGEST + ms(100)), "two views are enough");
         let short = View { good_for: ms(500), ..at(100) };
-        assert_eq!(until(&views([at(0), short])), Some(ms(600)), "its failover timer is shorter");
+        assert_eq!(until(&views([at(0), short])), Some(ms(600)), "one node has a shorter failover timer");
         let replica = View { votes: false, ..at(0) };
-        assert_eq!(until(&views([at(0), replica])), None, "only one has a vote");
+        assert_eq!(until(&views([at(0), replica])), None, "only one of the nodes has a vote");
         let knows_five = View { voters: 5, ..at(0) };
-        assert_eq!(until(&views([at(0), knows_five])), None, "two of five");
+        assert_eq!(until(&views([at(0), knows_five])), None, "two of five nodes are no majority");
         let doubts = View { entries: vec![NodeEntry::of_all_slots(old.clone(), true)], ..at(0) };
-        assert_eq!(until(&views([at(0), doubts])), None, "the primary does not answer it");
-        assert_eq!(until(&views([at(0), view(start, primary(1, 2))])), None, "it does not know a failover");
-        assert_eq!(until(&views([at(0), view(start, primary(1, 4))])), Some(LONGEST), "it knows of more");
-        assert_eq!(until(&views([at(0), view(start, primary(2, 4))])), None, "it names another");
+        assert_eq!(until(&views([at(0), doubts])), None, "the primary does not answer one node");
+        assert_eq!(
+            until(&views([at(0), view(start, primary(1, 2))])),
+            None,
+            "one node does not know the last failover"
+        );
+        assert_eq!(
+            until(&views([at(0), view(start, primary(1, 4))])),
+            Some(LONGEST),
+            "one node knows a later failover"
+        );
+        assert_eq!(until(&views([at(0), view(start, primary(2, 4))])), None, "one node names another primary");
     }
 
     #[test]
@@ -267,7 +276,7 @@ mod tests {
         assert_eq!(count(&views, &old, start + ms(500)), (1, 3));
         assert!(views.majority(0).is_some_and(|found| found.is(&new)));
         views.put(View { id: String::from("a"), ..view(start, old.clone()) });
-        assert_eq!(count(&views, &new, start + ms(500)).0, 2, "that was asked before");
+        assert_eq!(count(&views, &new, start + ms(500)).0, 2, "a is stored with a later view");
         views.put(View { id: String::from("b"), ..view(start + ms(2_600), new.clone()) });
         assert_eq!(count(&views, &new, start + ms(500)).0, 1);
     }
@@ -279,7 +288,7 @@ mod tests {
         let says = |found: &Found| view(start, found.clone());
         let lies = View { voters: 100, ..says(&lie) };
         assert_eq!(port(&views([lies.clone(), says(&right), says(&right)])), "10.0.0.1:1");
-        assert_eq!(port(&views([lies, says(&right)])), "10.0.0.1:9", "neither has a majority");
+        assert_eq!(port(&views([lies, says(&right)])), "10.0.0.1:9", "no Redis has a majority");
         assert!(views([]).owner(0).is_err());
         let mut one = Views { least_votes: 1, ..Views::default() };
         one.put(View { voters: 1, ..says(&right) });
@@ -307,12 +316,12 @@ mod tests {
         assert_eq!(
             (confirmation.missing_for(at(3_000)), confirmation.recovered_at),
             (None, None),
-            "it was confirmed in time"
+            "the confirmation was renewed in time"
         );
         confirmation.update(Some(at(3_900)), at(4_000));
         assert_eq!(confirmation.missing_for(at(4_000)), Some(ms(100)), "the answer came too late");
         confirmation.update(None, at(4_050));
-        assert_eq!(confirmation.missing_for(at(4_050)), Some(ms(150)), "and none came");
+        assert_eq!(confirmation.missing_for(at(4_050)), Some(ms(150)), "no majority confirms it at 4050 ms");
         confirmation.update(Some(at(6_000)), at(4_100));
         assert_eq!((confirmation.missing_for(at(5_000)), confirmation.recovered_at), (None, Some(at(4_100))));
         confirmation.update(None, at(5_000));
@@ -320,6 +329,6 @@ mod tests {
         let confirmation = Confirmation::new(Some(at(5_500)), Some(at(7_500)), at(5_500));
         assert_eq!((confirmation.missing_for(at(6_000)), confirmation.recovered_at), (None, Some(at(5_500))));
         let confirmation = Confirmation::new(Some(at(8_000)), None, at(8_000));
-        assert_eq!(confirmation.missing_for(at(8_300)), Some(ms(300)), "none confirmed it yet");
+        assert_eq!(confirmation.missing_for(at(8_300)), Some(ms(300)), "no majority has confirmed it yet");
     }
 }

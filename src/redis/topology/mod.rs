@@ -101,8 +101,8 @@ impl Topology {
         let (mut node_user, mut node_path) = (user.to_owned(), protocol);
         if kind == TopologyKind::Sentinel {
             let master = parameter("master").filter(|name| !name.is_empty());
-            let master =
-                master.ok_or("it does not name the primary: ?master=NAME, as `sentinel monitor` has it")?;
+            let master = master
+                .ok_or("it does not name the primary: add ?master=NAME, with the name in `sentinel monitor`")?;
             master.clone_into(&mut topology.master);
             node_user = match (parameter("sentinel_user").unwrap_or_default(), parameter("sentinel_password")) {
                 (user, None | Some("")) => user.to_owned(),
@@ -120,8 +120,8 @@ impl Topology {
         Ok(topology)
     }
 
-    /// Returns whether the cause of this fault may be that another Redis has the ring now, so that a new search helps.
-    /// Causes are a failover, and a slot of a Cluster that moved.
+    /// Returns whether a new search may help after this fault, because another Redis may have the ring now. That
+    /// happens after a failover, and after a slot of a Cluster has moved.
     pub(super) fn finds_again(&self, fault: FaultKind) -> bool {
         match self.kind {
             TopologyKind::Standalone => false,
@@ -194,7 +194,7 @@ impl Topology {
     }
 
     /// Returns the Redis that has replaced `found` for `slot`, according to a majority of the votes. If ticks expire
-    /// without a majority, the view with the highest config epoch determines it instead.
+    /// without a majority, trusts the view with the highest config epoch instead.
     pub(super) fn replaced_by(&self, found: &Found, slot: Slot) -> Option<Found> {
         let views = self.views.lock();
         let now = if self.is_without_majority { views.latest(slot) } else { views.majority(slot) };
@@ -206,9 +206,9 @@ impl Topology {
         self.kind != TopologyKind::Standalone && !self.is_without_majority
     }
 
-    /// Returns the minimum for the total number of votes, of which a majority is more than half. It is the number of
-    /// Sentinels that `--store` names. In a Cluster it is 1: only primaries vote, and each node reports how many
-    /// primaries there are.
+    /// Returns the minimum for the total number of votes. A majority is more than half of the total. The minimum is the
+    /// number of Sentinels that `--store` names. In a Cluster the minimum is 1: only primaries vote, and each node
+    /// reports how many primaries there are.
     fn least_votes(&self) -> usize {
         if self.kind != TopologyKind::Sentinel {
             return 1;
@@ -227,7 +227,8 @@ impl Topology {
         if self.kind != TopologyKind::Sentinel {
             return Fault::new(kind, format!("no node of the Cluster answers ({texts})"));
         }
-        let hint = if is_forbidden { "; theirs are sentinel_user and sentinel_password in --store" } else { "" };
+        let credentials = "; the credentials for Sentinels are sentinel_user and sentinel_password in --store";
+        let hint = if is_forbidden { credentials } else { "" };
         Fault::new(kind, format!("no Sentinel names the primary {:?} ({texts}){hint}", self.master))
     }
 }
@@ -282,7 +283,7 @@ mod tests {
         let primary = primary_of(&topology, "host", 1);
         let primary = primary.get_connection_info();
         assert!(matches!(primary.addr(), ConnectionAddr::TcpTls { host, insecure: false, .. } if host == "host"));
-        assert_eq!(primary.redis_settings().password(), None, "that is for the Sentinels");
+        assert_eq!(primary.redis_settings().password(), None, "the password is only for the Sentinels");
     }
 
     #[test]
@@ -310,7 +311,7 @@ mod tests {
             ("redis-something://one", ""),
             ("redis://", ""),
         ] {
-            let error = Topology::parse(url).err().unwrap_or_else(|| panic!("{url} was taken"));
+            let error = Topology::parse(url).err().unwrap_or_else(|| panic!("{url} was accepted"));
             assert!(error.contains(word), "{url}: {error}");
         }
     }
@@ -339,10 +340,10 @@ mod tests {
         assert_eq!(learn(&[3, 1]), "10.0.0.1:1 10.0.0.1:2 10.0.0.1:3");
         let kept = nodes.nodes().pop().unwrap();
         assert_eq!(learn(&[3, 4]), "10.0.0.1:1 10.0.0.1:2 10.0.0.1:3 10.0.0.1:4");
-        assert!(Arc::ptr_eq(&kept, &nodes.nodes()[2]), "with its connection");
+        assert!(Arc::ptr_eq(&kept, &nodes.nodes()[2]), "the node keeps its connection");
         assert_eq!(learn(&[]), "10.0.0.1:1 10.0.0.1:2");
         assert_eq!(nodes.least_votes(), 2);
         nodes.nodes().iter().for_each(|node| *node.id.lock() = String::from("same"));
-        assert_eq!(nodes.least_votes(), 1, "it has two addresses");
+        assert_eq!(nodes.least_votes(), 1, "both addresses belong to one Sentinel");
     }
 }

@@ -33,7 +33,7 @@ static CLIENT_NAME: OnceLock<String> = OnceLock::new();
 /// A Sentinel, or a node of a Cluster.
 pub(crate) struct Node {
     client: Client,
-    /// The connection of the last call, if that call succeeded.
+    /// The connection that the next call uses. If there is none, the next call opens a connection.
     connection: Mutex<Option<MultiplexedConnection>>,
     /// The id that the node reports for itself. Until the node has answered, its address.
     pub(crate) id: Mutex<String>,
@@ -112,8 +112,8 @@ impl Found {
         }
     }
 
-    /// Returns whether `other` has replaced this Redis: `other` is another Redis, and its config epoch is not lower. A
-    /// node that was cut off may still report the primary of a lower epoch.
+    /// Returns whether `other` has replaced this Redis: `other` is another Redis, and its config epoch is not lower.
+    /// The epochs are compared because a node that was cut off may still report an earlier primary, with a lower epoch.
     pub(crate) fn is_followed_by(&self, other: &Found) -> bool {
         other.config_epoch >= self.config_epoch && !self.is(other)
     }
@@ -148,7 +148,7 @@ pub(crate) async fn answers<T>(
             answers.extend(answer);
         }
     };
-    // Nodes that have not answered by then are ignored.
+    // Nodes that have not answered within this time are ignored.
     let _ = tokio::time::timeout(OTHERS_TIMEOUT, others).await;
     Ok(answers)
 }
@@ -246,7 +246,7 @@ mod tests {
         assert_eq!(begun.elapsed(), Duration::from_millis(600));
         let begun = Instant::now();
         assert_eq!(answers([after(7, Some(1)), after(5, Some(2))]).await, Ok(vec![2, 1]));
-        assert_eq!(begun.elapsed(), Duration::from_millis(7), "none is left");
+        assert_eq!(begun.elapsed(), Duration::from_millis(7), "all nodes have answered");
         let faults = answers([after(20, None), after(10, None)]).await.unwrap_err();
         assert_eq!(
             faults.iter().map(|fault| fault.text.as_str()).collect::<Vec<_>>(),
@@ -265,8 +265,11 @@ mod tests {
         assert!(!found(1, 3).is_followed_by(&found(1, 4)));
         assert!(found(1, 3).is_followed_by(&found(2, 3)));
         assert!(found(1, 3).is_followed_by(&found(2, 4)));
-        assert!(!found(1, 3).is_followed_by(&found(2, 2)), "a node does not know the last failover");
-        assert!(!node(Some("a"), 1, 3).is_followed_by(&node(Some("a"), 2, 3)), "it has two addresses");
+        assert!(!found(1, 3).is_followed_by(&found(2, 2)), "the other node does not know the last failover");
+        assert!(
+            !node(Some("a"), 1, 3).is_followed_by(&node(Some("a"), 2, 3)),
+            "both addresses belong to one node"
+        );
         assert!(node(Some("a"), 1, 3).is_followed_by(&node(Some("b"), 2, 3)));
     }
 }

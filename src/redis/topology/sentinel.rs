@@ -17,9 +17,9 @@ type Instance = HashMap<String, String>;
 
 /// Asks a Sentinel which Redis is the primary with the name `master`. `asked_at` is the current time.
 ///
-/// The address comes from GET-MASTER-ADDR-BY-NAME. While a Sentinel leads a failover and redirects replicas to the new
-/// primary, its answer to SENTINEL MASTER contains the new epoch, but still the old address. So the address in that
-/// answer is used only if the other command is forbidden.
+/// Two commands return the address. While a Sentinel leads a failover and redirects replicas to the new primary, its
+/// answer to SENTINEL MASTER contains the new epoch, but still the old address. So this function uses the address from
+/// GET-MASTER-ADDR-BY-NAME, and the address from SENTINEL MASTER only if the other command is forbidden.
 pub(crate) async fn ask(
     node: &Node,
     master: &str,
@@ -52,8 +52,7 @@ pub(crate) async fn ask(
     };
     let client = address.as_ref().and_then(|(host, port)| client_at(primary_template, host, *port).ok());
     let client = client.ok_or_else(|| {
-        Fault::new(FaultKind::Other, "the address of the primary that it names is not understood")
-            .at(node.address())
+        Fault::new(FaultKind::Other, "names a primary whose address ackwheel cannot parse").at(node.address())
     })?;
     let number = |name: &str| primary.get(name).and_then(|number| number.parse::<u64>().ok());
     // If the addresses differ, flags and times in the answer to SENTINEL MASTER describe the previous primary, and are

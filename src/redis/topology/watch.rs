@@ -28,8 +28,8 @@ const REPORT_AFTER: Duration = Duration::from_secs(1);
 
 impl Link {
     /// Returns an error if a majority must confirm that the Redis of this session is the primary, and no majority does.
-    /// Then no tick may expire. Otherwise returns when the last outage ended, or the last time without a majority.
-    /// Returns `None` if there was neither.
+    /// After an error, no tick is allowed to expire. Otherwise returns the end of the last outage or of the last time
+    /// without a majority. Returns `None` if there was neither.
     pub(crate) fn confirmed(&self, session: &Session) -> Result<Option<Instant>, Fault> {
         if self.unconfirmed_for(session).is_none() {
             return Ok(session.confirmation.lock().recovered_at);
@@ -54,13 +54,14 @@ pub(crate) fn warn_of_settings(topology: &Topology) {
     }
     if !topology.needs_majority() {
         warn!(
-            "--expire-without-majority is on: in a partition a sidecar may report messages that are acknowledged at \
-             another; leave it out once a majority of the Sentinels, or of the Cluster's primaries, can be reached"
+            "--expire-without-majority is on: in a network partition, a sidecar may report messages that were \
+             acknowledged at another sidecar; remove the flag when a majority of the Sentinels, or of the Cluster's \
+             primaries, can be reached"
         );
     } else if let Some(timer) = topology.views.lock().short_timer() {
         warn!(
             "the failover timer is {timer:?} (down-after-milliseconds of the Sentinels, cluster-node-timeout of a \
-             Cluster): without an answer of a majority for so long no tick expires; set it to 2000 or more"
+             Cluster): if no majority answers for so long, no tick expires; set the timer to 2000 or more"
         );
     }
 }
@@ -86,7 +87,7 @@ pub(crate) async fn watch(
         }
         tokio::select! {
             Some((node, pause)) = asked.next() => {
-                // If neither `--store` nor another node names this node any more, it is not asked again.
+                // A node is asked again only while `--store` or another node names it.
                 if topology.nodes().iter().any(|known| Arc::ptr_eq(known, &node)) {
                     asked.push(ask_after(pause, &topology, node, &clock));
                 } else {
@@ -128,8 +129,8 @@ async fn ask_after(pause: Duration, topology: &Topology, node: Arc<Node>, clock:
     (node, every.saturating_sub(clock.now().saturating_duration_since(asked_at)))
 }
 
-/// Logs an error if a confirmation has been missing for [`REPORT_AFTER`]. Logs again when all confirmations are valid.
-/// `is_reported` is whether the error was logged and the confirmations are not all valid yet.
+/// Logs an error if a confirmation has been missing for [`REPORT_AFTER`]. Logs an info when all confirmations are valid
+/// again. `is_reported` is whether the error was logged and the info was not yet logged.
 fn report(topology: &Topology, unconfirmed: &[(&Arc<Link>, Arc<Session>)], is_reported: &mut bool, now: Instant) {
     if unconfirmed.is_empty() && std::mem::take(is_reported) {
         info!("a majority confirms the primary again: ticks expire");
@@ -146,7 +147,7 @@ fn report(topology: &Topology, unconfirmed: &[(&Arc<Link>, Arc<Session>)], is_re
         confirmed_by,
         of,
         "no majority confirms that this Redis is the primary, so no tick expires: another may have taken its place \
-         where this sidecar does not see it. Look at the Sentinels, or the nodes of the Cluster, and at the network to \
-         them; if they are gone for good, start with --expire-without-majority"
+         where this sidecar does not see it. Check the Sentinels, or the nodes of the Cluster, and the network to \
+         them; if they will not come back, start with --expire-without-majority"
     );
 }
