@@ -13,11 +13,11 @@ pub(crate) struct Fault {
 }
 
 macro_rules! fault_kinds {
-    ($(#[doc = $doc:literal] $kind:ident => $effects:expr,)+) => {
+    ($($(#[doc = $doc:literal])+ $kind:ident => $effects:expr,)+) => {
         /// The kind of a fault. It determines whether the connection ends, and how requests are refused.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum FaultKind {
-            $(#[doc = $doc] $kind,)+
+            $($(#[doc = $doc])+ $kind,)+
         }
 
         impl FaultKind {
