@@ -254,7 +254,7 @@ fn a_pointer_that_redis_has_lost_moves_again_under_another_epoch() {
         return redis.call('HINCRBY', meta, 'due_ms', -600)";
     redis.command::<i64>(&["EVAL", lost, "1", "{ackwheel:0}:meta"]);
     wait_until("it leads again", || number("epoch") > epoch);
-    assert!(sidecar.log().line("they are published again under a new epoch").is_some(), "a person is told");
+    assert!(sidecar.log().line("batches are published again under a new epoch").is_some(), "a person is told");
     assert_delivered(&sidecar, &mut [&mut sidecar.connect().subscribed("default")], 10..20);
 }
 

@@ -30,8 +30,8 @@ pub enum Order {
     /// An add and a del in turn
     #[default]
     InTurn,
-    /// In random order, with up to eight more messages in flight per connection. In turn, if a frame has more than
-    /// four messages
+    /// In random order, with up to eight more messages in flight per connection. The same as in-turn, if a frame has
+    /// more than four messages
     Mixed,
 }
 
@@ -54,8 +54,7 @@ pub struct BenchOptions {
     /// Connections that carry the load
     #[arg(long, default_value_t = 8, value_name = "N")]
     pub connections: usize,
-    /// Frames in flight per connection [default: 256; with --rate the frames of two bursts, if these are more, up to
-    /// 65,536]
+    /// Frames in flight per connection [default: 256; with --rate, as many as two bursts have, from 256 to 65,536]
     #[arg(long, value_name = "FRAMES")]
     pub pipeline: Option<usize>,
     /// Messages in one frame
@@ -67,11 +66,11 @@ pub struct BenchOptions {
     /// Share of the messages that is acknowledged; the others time out
     #[arg(long, default_value_t = 1.0, value_name = "SHARE")]
     pub acked: f64,
-    /// Pairs of add and del per second (with --op ping, Pings); latency then counts from when a request was due
-    /// [default: as fast as possible]
+    /// Pairs of add and del per second, or Pings with --op ping. With --rate, latency counts from the time at which a
+    /// request was due [default: as fast as possible]
     #[arg(long, value_name = "PAIRS")]
     pub rate: Option<u64>,
-    /// With --rate: each connection sends the requests of this time together, as a busy logic node does
+    /// With --rate: the time between two bursts. Each connection sends the requests that are due in that time together
     #[arg(
         long, requires = "rate", default_value = "4ms", value_name = "DURATION",
         value_parser = humantime::parse_duration
@@ -169,7 +168,7 @@ impl BenchOptions {
         if *in_flight < least {
             return Err(format!(
                 "--in-flight {in_flight} is less than one frame for each connection: write at least {least} \
-                 (--connections {connections} times --ids-per-frame {ids_per_frame}), or fewer of these"
+                 ({connections} connections with {ids_per_frame} messages a frame), or lower --connections or --ids-per-frame"
             ));
         }
         Ok(())

@@ -27,9 +27,9 @@ use crate::protocol::Codec;
 use crate::protocol::frame::{Body, Frame, FrameType, GoAwayReason, MAX_GREETING_LENGTH};
 use crate::ticker::read_barrier::Member;
 
-/// How often a connection with too many waiting requests checks whether the store is up. While the store is
-/// unreachable, waiting Acks do not count, so the connection may be read again. The session must check this itself,
-/// because no event reports that the store became unreachable.
+/// How often a session with too many waiting requests checks whether the store is up. While the store is unreachable,
+/// waiting Acks (DelMsg) do not count for the limit of waiting requests, so the session may read again. The session
+/// must check this itself, because no event reports that the store became unreachable.
 const STORE_CHECK: Duration = Duration::from_millis(100);
 
 /// How long the peer may take to read the last queued bytes when the connection closes.
@@ -39,7 +39,8 @@ pub(super) struct Session {
     pub(super) shared: Arc<Shared>,
     pub(super) stream: BufferedStream,
     phase: watch::Receiver<Phase>,
-    /// The membership of this session in the read barrier, which lets sessions read before a tick expires.
+    /// The membership in the read barrier. Before a tick expires, the barrier asks all sessions to read what waits in
+    /// their sockets, and waits for them.
     pub(super) barrier: Member,
     pub(super) state: State,
     pub(super) keep_alive: KeepAlive,
@@ -102,8 +103,8 @@ impl Session {
         }
     }
 
-    /// Serves the peer until the connection ends. Drops `unanswered` once all queued bytes are written: this token
-    /// counts the connection as one whose last answers are not written yet.
+    /// Serves the peer until the connection ends. Holds `unanswered` until all queued bytes are written. While it is
+    /// held, the shutdown knows that this connection still owes answers.
     pub(super) async fn run(mut self, unanswered: TaskTrackerToken) {
         self.change_phase();
         while !self.is_over() {

@@ -1,11 +1,13 @@
 //! Repairs tick sets that Redis has lost. A tick set is the Redis set of the messages with one deadline. A scan reads
 //! all messages in the hash `messages`. If a message in flight is missing in its tick set, the scan puts it back.
 //!
-//! The entry of a message in `messages` contains its deadline, so the scan does not need the tick sets. The pointer
-//! waits during the repair, so a message is back in its tick set before its deadline expires. A message is lost for
-//! good if its entry is lost too, or if its tick set is lost between expiry and publication. The Redis list `late`
-//! contains timed-out messages that must be deleted later. If Redis loses a part of `late`, the scan deletes the
-//! messages of that part.
+//! The entry of a message in `messages` contains its deadline, so the scan does not need the tick sets. The pointer,
+//! which is the tick that expires next, does not move during the repair, so no tick expires before its messages are
+//! back. A message is lost for good if its entry is lost too, or if its tick set is lost between expiry and publication:
+//! the scan puts back only messages whose deadline has not expired.
+//!
+//! The Redis list `late` names timed-out messages whose entries must be deleted from `messages` later. If Redis loses a
+//! part of `late`, the scan finds those entries by their old deadlines and deletes them.
 
 use parking_lot::MutexGuard;
 use tracing::{error, info, warn};
@@ -61,7 +63,7 @@ impl RedisRing {
                 warn!(
                     ring,
                     why = answer.text()?,
-                    "messages that the list of their tick has lost cannot be put back: allow the Redis user of this \
+                    "messages are missing in their tick sets and cannot be put back: allow the Redis user of this \
                      sidecar the commands that docs/REDIS.md lists"
                 );
                 Ok(())
@@ -78,7 +80,7 @@ impl RedisRing {
         error!(
             ring = self.link.ring,
             %tick,
-            "Redis has lost {lost} from this tick on: they are published again under a new epoch, and some messages \
+            "Redis has lost {lost} from this tick on: batches are published again under a new epoch, and some messages \
              may be reported twice; find out why Redis has older data (a restored snapshot, a failover behind a proxy)"
         );
         self.link.term.end();
@@ -103,8 +105,8 @@ impl RedisRing {
             error!(
                 ring = self.link.ring,
                 messages,
-                "messages are lost with the list of their tick: no batch will report them. Logic nodes add again the \
-                 messages that still need an Ack"
+                "messages are lost with the list of their tick: no batch will report them. Logic nodes must add \
+                 those messages again that still need an Ack"
             );
         }
     }
