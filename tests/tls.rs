@@ -136,7 +136,7 @@ fn a_certificate_whose_time_is_not_now_is_named_before_clients_refuse_it() {
     let (files, authority) = (Files::new(), Authority::new());
     let trusted = files.authority("ca.pem", &authority);
     for (years, says, clients_say) in [
-        ((YEAR_1999, YEAR_2000), "ran out on", "run out"),
+        ((YEAR_1999, YEAR_2000), "ran out on", "has expired"),
         ((YEAR_2500, YEAR_3000), "is valid from", "not valid yet"),
     ] {
         authority.certify_for(&files, 0, years);
