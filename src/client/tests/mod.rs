@@ -43,7 +43,7 @@ fn quick() -> ClientOptions {
 
 fn refusal(reason: Reason) -> Body {
     let (code, promise, retryable) = (reason.code(), reason.promise(), reason.retryable());
-    Body::Error(Error { code, promise, retryable, text: "the text of the server".to_owned() })
+    Body::Error(Error { code, promise, retryable, text: "because".to_owned() })
 }
 
 fn messages(count: u64) -> Vec<Message> {

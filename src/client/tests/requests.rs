@@ -166,7 +166,7 @@ async fn a_refusal_is_passed_on_and_the_connection_goes_on() {
         tokio::join!(client.add_new_msg(&one, AddOptions::default()), session.answer(refusal(Reason::Draining)));
     let error = assert_not_applied(answer);
     assert!(error.is_retryable(), "{error}");
-    assert_eq!(error.to_string(), "the server refused: the text of the server (draining)");
+    assert_eq!(error.to_string(), "the server refused: because (draining)");
     let (answer, _) = tokio::join!(client.del_msg(&one), session.answer(refusal(Reason::StoreTimeout)));
     assert_outcome_unknown(answer);
     let (answer, ()) = tokio::join!(client.ping(b""), session.pong());
