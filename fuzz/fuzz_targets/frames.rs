@@ -72,7 +72,9 @@ fn survives(decoded: &Decoded) {
         Decoded::Frame(frame) => frame.clone(),
         Decoded::Refused { correlation, refusal } => {
             assert!(!refusal.text.is_empty(), "a refused request is told why");
-            Frame::new(*correlation, Body::Error(Error::from(refusal)))
+            let (code, promise) = (refusal.reason.code(), refusal.reason.promise());
+            let (retryable, text) = (refusal.reason.retryable(), refusal.text.to_string());
+            Frame::new(*correlation, Body::Error(Error { code, promise, retryable, text }))
         }
     };
     let mut bytes = BytesMut::new();
