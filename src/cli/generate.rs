@@ -14,7 +14,7 @@ use super::{Cli, Failure};
 
 /// Print the completions of a shell
 ///
-/// Where a shell looks for them:
+/// Shells look for them in these places:
 ///
 /// bash: ackwheel completions bash > ~/.local/share/bash-completion/completions/ackwheel
 ///

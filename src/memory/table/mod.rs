@@ -18,7 +18,7 @@
 //!   predict which.
 //! - A *segment* is a small table of its own, at most 78% full. It grows by an eighth. A growing table splits one
 //!   segment whenever the mean size of its segments exceeds a limit. A shrinking table merges two segments. No step
-//!   moves more than about twice [`growth::MEAN_SEGMENT`] entries, whatever the size of the table. This is linear
+//!   moves more than about twice [`growth::MEAN_SEGMENT`] entries, however large the table is. This is linear
 //!   hashing (Litwin, "Linear Hashing: A New Tool for File and Table Addressing", VLDB 1980).
 //!
 //! [`Table::fetch_group`] and [`Table::fetch_entry`] request the cache lines of many messages before the first message

@@ -1,7 +1,7 @@
 //! Decodes requests with one message, which are the most frequent requests, and encodes their answers.
 //!
-//! The processor cannot predict whether the next request is an AddNewMsg or a DelMsg. Where these two differ, the code
-//! computes the values for both and selects one without a branch.
+//! The processor cannot predict whether the next request is an AddNewMsg or a DelMsg. So the code computes the values
+//! for both and selects one without a branch.
 
 use std::hint::select_unpredictable;
 

@@ -1,4 +1,4 @@
--- Gives back batches that the sidecar holds: afterwards no sidecar holds them, and any sidecar can take them.
+-- Returns batches of a sidecar to the outbox. Afterwards no sidecar holds them, and any sidecar can take them.
 --
 -- KEYS[1] meta: the state of the ring
 -- KEYS[2] link: the state of the caller's connection
