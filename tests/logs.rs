@@ -111,7 +111,7 @@ fn a_line_about_a_ring_says_which_whatever_the_filter() {
     redis.stop();
     for ring in 0..2 {
         let of_ring =
-            format!("ring{{ring={ring}}}: ackwheel::ticker::reports: the store refused to turn the ring");
+            format!("ring{{ring={ring}}}: ackwheel::ticker::reports: the store refused to move the pointer");
         let _ = sidecar.log().line(&of_ring).expect("each ring is told of");
     }
     // A drain in time is not told of.

@@ -130,9 +130,7 @@ def draw():
     }
 
     def rows(figure, subjects):
-        return [
-            (name, medians[subject, figure], own) for name, subject, own in subjects if (subject, figure) in medians
-        ]
+        return [(name, medians[subject, figure], own) for name, subject, own in subjects]
 
     wire = [
         ("ackwheel, memory store", "memory, 8 x 256", True),

@@ -147,7 +147,7 @@ async fn status(State(health): State<Arc<Health>>) -> Answer {
 /// send requests to this sidecar. The two hashes are those of the script and the style. If the page has changed, a test
 /// in `tests/admin.rs` prints the new hashes.
 const POLICY: &str = "default-src 'none'; \
-    script-src 'sha256-RnQh4Rejk3jNBxEGrk+TELHG3TawozFRJtJgGSvoyGo='; \
+    script-src 'sha256-eaGTG+p8J84+zr+xGzieCj6xz56dcNcEpqGOUJv1avk='; \
     style-src 'sha256-Jw2sqZCH2zjfq7gjQk/TDJ3v/tBDSIgeeFGoS+OhCh4='; \
     img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 

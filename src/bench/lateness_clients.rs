@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
@@ -36,11 +36,13 @@ pub(super) async fn collect_timeouts(shared: &Arc<LoadState>) -> Result<(), Benc
     let options = &shared.options;
     let subscription = Subscription::open(options.address.clone(), group, options.client.clone()).await;
     let subscription = subscription.map_err(|error| lost(error.to_string()))?;
-    tokio::spawn(collect(subscription, Arc::clone(shared)));
+    let arrived = Arc::new(Notify::new());
+    tokio::spawn(check(Arc::clone(shared), Arc::clone(&arrived)));
+    tokio::spawn(collect(subscription, Arc::clone(shared), arrived));
     Ok(())
 }
 
-async fn collect(mut subscription: Subscription, shared: Arc<LoadState>) {
+async fn collect(mut subscription: Subscription, shared: Arc<LoadState>, arrived: Arc<Notify>) {
     let mut reconnects = 0;
     while let Some(next) = subscription.next().await {
         let delivered = match next {
@@ -48,6 +50,7 @@ async fn collect(mut subscription: Subscription, shared: Arc<LoadState>) {
             Err(error) => return shared.errors.record(format!("the subscription ended: {error}")),
         };
         shared.timeouts.lock().unchecked.push((Arc::clone(&delivered), shared.now()));
+        arrived.notify_one();
         if subscription.reconnects() > reconnects {
             reconnects = subscription.reconnects();
             shared.errors.record("the subscription lost its connection, and batches may be missing");
@@ -58,9 +61,16 @@ async fn collect(mut subscription: Subscription, shared: Arc<LoadState>) {
             if let Err(error) = delivered.ack().await {
                 shared.errors.record(format!("a batch could not be acknowledged: {error}"));
             }
-            sleep(UNLOOKED_AT).await;
-            shared.timeouts.lock().check(&shared.errors);
         });
+    }
+}
+
+/// Checks the batches that have arrived, after a delay. One task checks all of them, so that the lock is seldom taken.
+async fn check(shared: Arc<LoadState>, arrived: Arc<Notify>) {
+    loop {
+        arrived.notified().await;
+        sleep(UNLOOKED_AT).await;
+        shared.timeouts.lock().check(&shared.errors);
     }
 }
 

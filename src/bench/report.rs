@@ -95,7 +95,10 @@ const MEMORY: &str = "process_resident_memory_bytes";
 /// Reads the figures since the start of the server from its admin endpoint. Blocks.
 pub(super) fn of_server(admin: &str) -> Result<ServerFigures, String> {
     let url = format!("http://{admin}/metrics");
-    let (_, text) = get(&url, PATIENCE)?;
+    let (status, text) = get(&url, PATIENCE)?;
+    if !status.is_success() {
+        return Err(format!("{url} answers {status}; is --admin the admin address of a sidecar?"));
+    }
     parse(&text).ok_or_else(|| {
         format!("{url} does not contain {CPU} and {MEMORY}; is --admin the admin address of a sidecar?")
     })
@@ -103,8 +106,8 @@ pub(super) fn of_server(admin: &str) -> Result<ServerFigures, String> {
 
 /// Sends a GET request to an admin endpoint. Returns the status and the text of the answer. Blocks.
 pub(crate) fn get(url: &str, timeout: Duration) -> Result<(StatusCode, String), String> {
-    // The sidecar is on the same network, so no proxy is used. An error status is no failure here, because callers show
-    // the text of the answer.
+    // The sidecar is on the same network, so no proxy is used. An error status is no failure here: the
+    // caller decides.
     let config =
         ureq::Agent::config_builder().timeout_global(Some(timeout)).proxy(None).http_status_as_error(false);
     let answer = ureq::Agent::new_with_config(config.build()).get(url).call();

@@ -28,7 +28,7 @@ const EXIT_USAGE: u8 = 64;
 
 /// Learn which pushed messages were never acknowledged.
 ///
-/// ackwheel keeps account of messages on their way to phones. A logic node adds a message before it pushes
+/// ackwheel tracks messages that are pushed to phones. A logic node adds a message before it pushes
 /// it and deletes it when its Ack arrives. A message that is not acknowledged in time (15 seconds by default)
 /// comes back in a timeout batch. docs/INTEGRATION.md says how to judge from that whether a client is offline.
 #[derive(Debug, Parser)]
@@ -40,8 +40,8 @@ pub struct Cli {
 
 const FIRST_STEPS: &str = "\
 First steps, in three terminals:
-  ackwheel serve                      keep the account, in memory
-  ackwheel watch --group default      see what times out
+  ackwheel serve                      run a sidecar, in memory
+  ackwheel watch                      see which messages time out
   ackwheel add 101 102 103            three messages are pushed …
   ackwheel del 102                    … one is acknowledged; the others time out after 15 s
 

@@ -140,7 +140,7 @@ fn draw_notes(text: &mut String, report: &StatusReport) -> fmt::Result {
         writeln!(text, "ok: every ring is led, and no batch has waited for more than {limit}")?;
     }
     if rings.iter().any(|ring| !ring.leads && ring.leader.is_some()) {
-        writeln!(text, "only the leader of a ring knows its storms: ask it too")?;
+        writeln!(text, "only the leader of a ring reports its storms: ask it too")?;
     }
     Ok(())
 }
@@ -399,7 +399,7 @@ mod tests {
         for recent in [vec![tick(pointer - 61, true)], vec![tick(pointer - 1, false)], vec![tick(pointer, true)]] {
             let text = drawn(&report(vec![of(recent)], Vec::new()), None);
             assert!(text.contains("\nok: ") && !text.contains("! storm"), "{text}");
-            assert!(text.contains("\nonly the leader of a ring knows its storms: ask it too\n"), "{text}");
+            assert!(text.contains("\nonly the leader of a ring reports its storms: ask it too\n"), "{text}");
         }
         let text = drawn(&report(vec![of(vec![tick(pointer - 60, true)])], Vec::new()), None);
         let words = ":\n  1,812 of 2,000 messages timed out; look for a fault between\n  clients and logic nodes \

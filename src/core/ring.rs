@@ -128,8 +128,8 @@ pub struct RingStatus {
     pub slots: Vec<u64>,
     /// Messages in flight in the closing tick. They can still be acknowledged.
     pub closing: u64,
-    /// The last ticks that this sidecar expired, oldest first, at most 60. The ticker fills this list;
-    /// [`Ring::status`] returns it empty.
+    /// The last ticks that this sidecar expired, oldest first, at most 60. The status report adds them;
+    /// [`Ring::status`] returns none.
     #[serde(default)]
     pub recent: Vec<TickReport>,
 }

@@ -10,7 +10,7 @@
 //! | `keys` | names and types of all keys in Redis |
 //! | `scripts` | the Lua scripts; Redis runs each of them as one atomic step |
 //! | `topology` | finds Redis (standalone, Sentinel, Cluster) and the majority that confirms the primary |
-//! | `connection` | the connection of a ring to Redis: reconnects, classifies errors, detects stalls, receives hints |
+//! | `connection` | the state of a ring in this sidecar, and its connection to Redis: reconnects, errors, stalls, hints |
 //! | `batching` | combines the adds and dels of many clients, and sends them to Redis in one script call |
 //! | `leader` | elects the leader of each ring, and balances the leaderships among the sidecars |
 //! | `ring` | moves the pointer, publishes expired ticks, repairs lost keys |

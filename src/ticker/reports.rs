@@ -100,8 +100,8 @@ impl Reports {
         if self.refused_at.replace(now).is_none() {
             warn!(
                 %refusal,
-                "the store refused to turn the ring: until it answers again, messages time out only if another sidecar \
-                 turns the ring; trying again every {retry:?}: look at the store and the network to it"
+                "the store refused to move the pointer: until it accepts, messages time out only if another sidecar \
+                 moves it; trying again every {retry:?}: look at the store and the network to it"
             );
         }
     }

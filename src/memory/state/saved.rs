@@ -314,6 +314,26 @@ mod tests {
     use crate::memory::{MemoryOptions, MemoryRing};
 
     #[test]
+    fn the_layout_of_a_file_does_not_change_with_the_fields_of_core_types() {
+        let message = SavedMessage {
+            message: Message::new(1, 2),
+            deadline: 3,
+            age_units: 4,
+            attempt: 5,
+            late_counted: true,
+        };
+        assert_eq!(postcard::to_stdvec(&message).unwrap(), [1, 2, 3, 4, 5, 1]);
+        let batch = SavedBatch {
+            id: BatchId { tick: Tick(1), epoch: 2, ring: 3, seq: 4 },
+            counts: TickCounts { added: 5, acked: 6, storm: true, drained: false },
+            last: true,
+            age: Duration::new(7, 8),
+            messages: vec![TimedOut { message: Message::new(9, 10), attempt: 11 }],
+        };
+        assert_eq!(postcard::to_stdvec(&batch).unwrap(), [1, 2, 3, 4, 5, 6, 1, 0, 1, 7, 8, 1, 9, 10, 11]);
+    }
+
+    #[test]
     fn room_is_made_for_what_times_out_while_it_drains() {
         let (start, tick) = (Instant::now(), Duration::from_millis(10));
         let outbox = Arc::new(MemoryOutbox::new(Retention::default(), start));

@@ -24,7 +24,7 @@ mod tests;
 
 use bytes::{Buf, BytesMut};
 pub use requests::EchoedPings;
-pub use single_message::correlation_id;
+pub(crate) use single_message::correlation_id;
 
 use super::frame::{COUNTED_HEAD_LENGTH, DEFAULT_MAX_FRAME_LENGTH, Frame, FrameType, HEAD_LENGTH};
 use crate::core::{DelOutcome, Reason, Refusal};

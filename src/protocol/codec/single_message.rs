@@ -155,6 +155,6 @@ pub(super) fn put_answer(request: &Request, outcome: Outcome, out: &mut BytesMut
 
 /// Returns the correlation id of a request, which the decoder stored as the id of the request.
 #[expect(clippy::cast_possible_truncation, reason = "the id was made of a correlation id")]
-pub const fn correlation_id(request: &Request) -> u32 {
+pub(crate) const fn correlation_id(request: &Request) -> u32 {
     request.id as u32
 }

@@ -66,18 +66,6 @@ impl RedisOutbox {
     /// Corrects a difference between Redis and `owned`, for example after a lost answer. Every batch of the group that
     /// Redis has assigned to this sidecar, and that `owned` does not contain, goes back to the outbox. Does nothing if
     /// `owned` is known to agree with Redis in this session.
-    pub(super) async fn recover_all(&self) -> Result<(), Refusal> {
-        let all: Vec<_> =
-            self.owned.iter().map(|owned| (owned.key().clone(), Arc::clone(owned.value()))).collect();
-        for (group, owned) in all {
-            self.recover(&group, &mut *owned.lock().await).await?;
-        }
-        Ok(())
-    }
-
-    /// Corrects a difference between Redis and `owned`, for example after a lost answer. Every batch of the group
-    /// that Redis has assigned to this sidecar, and that `owned` does not contain, goes back to the outbox. Does nothing
-    /// if `owned` is known to agree with Redis in this session.
     pub(super) async fn recover(&self, group: &GroupName, owned: &mut Ownership) -> Result<(), Refusal> {
         let link = &self.link;
         let session = link.session()?.number;

@@ -7,11 +7,12 @@ use redis::{Arg, Cmd, FromRedisValue, Value};
 
 use crate::redis::connection::errors::{Fault, FaultKind};
 
-/// A Lua script. `name` is its label in logs and metrics: the name of the file, or the former name of a renamed file,
-/// because labels are public.
+/// A Lua script. `name` is its label in metrics: the name of the file, or the former name of a renamed file, because
+/// labels are public.
 #[derive(Debug)]
 pub(super) struct Script {
     pub(super) name: &'static str,
+    file: &'static str,
     source: String,
     hash: String,
 }
@@ -28,6 +29,7 @@ macro_rules! scripts {
         pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts {
             $($name: Script::new(
                 [$($label,)? stringify!($name)][0],
+                stringify!($name),
                 concat!($($(include_str!($before),)+)? include_str!(concat!("", stringify!($name), ".lua"))),
             ),)+
         });
@@ -106,10 +108,10 @@ impl Script {
     /// Removes the comments of `text`, so that the script has at most 16 KiB. If a client that has not authenticated
     /// sends a longer argument, Redis closes the connection before the client can read the reason. Empty lines replace
     /// the comments, so that errors of Redis name the right line.
-    fn new(name: &'static str, text: &str) -> Script {
+    fn new(name: &'static str, file: &'static str, text: &str) -> Script {
         let source: String = text.lines().flat_map(|line| [without_comment(line), "\n"]).collect();
         let hash = redis::Script::new(&source).get_hash().to_owned();
-        Script { name, source, hash }
+        Script { name, file, source, hash }
     }
 
     /// Returns an EVALSHA command with `keys`. The caller must append the arguments.
@@ -192,8 +194,8 @@ impl Answer {
 
     /// Returns the fault for an answer that this version does not understand. `word` describes the unexpected part.
     pub(super) fn strange(&self, word: &str) -> Fault {
-        let script = self.script.name;
-        Fault::new(FaultKind::Other, format!("the reply of the script {script} is not understood: {word}"))
+        let file = self.script.file;
+        Fault::new(FaultKind::Other, format!("the reply of the script {file}.lua is not understood: {word}"))
     }
 }
 
