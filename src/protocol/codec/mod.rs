@@ -24,10 +24,9 @@ mod tests;
 
 use bytes::{Buf, BytesMut};
 pub use requests::EchoedPings;
-pub(crate) use single_message::correlation_id;
 
 use super::frame::{COUNTED_HEAD_LENGTH, DEFAULT_MAX_FRAME_LENGTH, Frame, FrameType, HEAD_LENGTH};
-use crate::core::{DelOutcome, Reason, Refusal};
+use crate::core::{DelOutcome, Reason, Refusal, Request};
 
 /// The number of bytes of the length field. The length does not count them.
 pub(crate) const LENGTH_LENGTH: usize = HEAD_LENGTH - COUNTED_HEAD_LENGTH;
@@ -108,6 +107,12 @@ pub struct DecodeError {
     pub correlation: u32,
     /// The refusal to send to the peer.
     pub refusal: Refusal,
+}
+
+/// Returns the correlation id of a request, which the decoder stored as the id of the request.
+#[expect(clippy::cast_possible_truncation, reason = "the id was made of a correlation id")]
+pub(crate) const fn correlation_id(request: &Request) -> u32 {
+    request.id as u32
 }
 
 impl Codec {

@@ -6,8 +6,7 @@ use bytes::BytesMut;
 
 use super::super::frame::{FrameType, MAX_PING_LENGTH};
 use super::fields::{numbers, pair};
-use super::single_message::{self, correlation_id};
-use super::{Codec, RawFrame, decode, encode};
+use super::{Codec, RawFrame, correlation_id, decode, encode, single_message};
 use crate::core::{Message, Operation, Outcome, Request, RequestBatch};
 
 /// The result of [`Codec::echo_pings`].

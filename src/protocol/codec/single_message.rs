@@ -8,7 +8,7 @@ use std::hint::select_unpredictable;
 use bytes::BytesMut;
 
 use super::super::frame::{FrameType, HEAD_LENGTH};
-use super::{LENGTH_LENGTH, begin, flag};
+use super::{LENGTH_LENGTH, begin, correlation_id, flag};
 use crate::core::{Message, Operation, Outcome, Request, RequestBatch};
 
 /// The number of bytes before the message in a DelMsg: the head and the message count.
@@ -151,10 +151,4 @@ pub(super) fn put_answer(request: &Request, outcome: Outcome, out: &mut BytesMut
     let end = out.len() + select_unpredictable(is_add, ADD_ANSWER, DEL_ANSWER);
     out.extend_from_slice(&bytes);
     out.truncate(end);
-}
-
-/// Returns the correlation id of a request, which the decoder stored as the id of the request.
-#[expect(clippy::cast_possible_truncation, reason = "the id was made of a correlation id")]
-pub(crate) const fn correlation_id(request: &Request) -> u32 {
-    request.id as u32
 }
