@@ -180,7 +180,9 @@ fn a_far_redis_is_not_taken_for_a_busy_one() {
     let (added, took) = add_at_once(&sidecars, FRAMES);
     let troubles = Troubles::at(&sidecars);
     println!("{added} of {FRAMES} in {took:?}; {before:?}, {troubles:?}");
-    assert_eq!((added, troubles), (FRAMES, before));
+    assert_eq!(added, FRAMES);
+    let of = |troubles: &Troubles| (troubles.timeouts, troubles.reconnects, troubles.leases_run_out);
+    assert_eq!(of(&troubles), of(&before));
     // 40,000 messages a ring, in 40 full scripts of which two are under way for 50 ms. The least are 800.
     assert!(took < Duration::from_secs(8), "{took:?}");
 }
