@@ -20,8 +20,8 @@ pub(super) enum Phase {
     Rest,
     /// Add messages until each connection has its share of the messages in flight.
     Fill,
-    /// Add and delete, or ping, between these times in ns since the load began. This phase is measured. At a fixed
-    /// rate, requests that were due before the end are still made for up to one second after it.
+    /// Add and delete, or ping, between these times in ns since the load began. This phase is measured. If the rate is
+    /// fixed, requests that were due before `until` are still sent for up to one second after `until`.
     Measure { from: u64, until: u64 },
     /// Delete the remaining messages.
     Clean,
@@ -39,7 +39,8 @@ pub(super) struct LoadState {
     pub(super) frames: AtomicU64,
     /// The number of messages in these requests.
     pub(super) messages: AtomicU64,
-    /// When the latest add request was sent whose answer told the server's current tick, in ns since the load began.
+    /// The time of the latest add request whose answer contained the current tick of the server. Counted in ns since the
+    /// load began.
     pub(super) ticked_at: AtomicU64,
     /// One recorder of latencies for each thread that generates load.
     pub(super) recorders: Vec<Mutex<Recorder>>,

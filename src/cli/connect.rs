@@ -1,4 +1,4 @@
-//! The command-line flags with which a verb connects to a sidecar, and the parsers of their values.
+//! The command-line flags of all verbs (subcommands) that connect to a sidecar, and the parsers of their values.
 
 use std::path::PathBuf;
 use std::time::Duration;

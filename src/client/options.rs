@@ -149,7 +149,7 @@ setters! {
     SubscribeOptions {
         /// Sets the group to join.
         group(name: impl Into<String>) = Some(name.into());
-        /// Sets the credit, in messages: the server delivers another batch only while fewer messages are
+        /// Sets the credit, in messages. The server delivers another batch only while fewer messages than the credit are
         /// unacknowledged.
         credit(messages: u32) = messages;
         /// Sets whether a new group starts at the next batch.

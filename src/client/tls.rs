@@ -70,7 +70,7 @@ fn not_trusted(cause: &CertificateError) -> String {
             "it is not valid yet: are the clocks of client and server right?"
         }
         CertificateError::Other(other) if format!("{other:?}").contains("CaUsedAsEndEntity") => {
-            "it is the certificate of an authority; a self-signed one needs basicConstraints CA:FALSE"
+            "it is that of an authority; a self-signed server certificate needs basicConstraints CA:FALSE"
         }
         cause => &cause.to_string(),
     };

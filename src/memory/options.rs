@@ -14,7 +14,7 @@ pub const fn expiry_time(in_flight: u64) -> Duration {
     Duration::from_nanos(in_flight.saturating_mul(EXPIRY_NS_A_MESSAGE))
 }
 
-/// Returns the maximum number of messages in flight with which expiry keeps up with ticks of this length. This is the
+/// Returns the maximum number of messages in flight whose expiry takes no longer than a tick of this length. This is the
 /// inverse of [`expiry_time`].
 pub fn most_kept(tick_length: Duration) -> u64 {
     u64::try_from(tick_length.as_nanos()).unwrap_or(u64::MAX) / EXPIRY_NS_A_MESSAGE
@@ -25,7 +25,7 @@ pub fn most_kept(tick_length: Duration) -> u64 {
 pub struct MemoryOptions {
     /// The dimensions of the ring.
     pub wheel: Wheel,
-    /// The limits from which a tick counts as a storm.
+    /// The limits. A tick that reaches them counts as a storm.
     pub storm: StormRule,
     /// The limits of the outbox.
     pub retention: Retention,

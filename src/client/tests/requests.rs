@@ -56,7 +56,7 @@ async fn a_unix_socket_is_an_address_too() {
 }
 
 #[tokio::test]
-async fn calls_keep_their_order_in_one_write_and_find_their_answers_in_any() {
+async fn calls_are_written_in_their_order_and_their_answers_may_come_in_any_order() {
     let peer = Peer::new().await;
     let (client, mut session) = peer.connect().await;
     let calls = async {
@@ -230,7 +230,7 @@ async fn many_tasks_share_a_connection() {
 }
 
 #[test]
-fn clients_and_batches_go_where_they_are_needed() {
+fn clients_errors_and_batches_can_be_shared_between_threads() {
     fn shared<T: Clone + Send + Sync + 'static>() {}
     fn sent<T: Send + 'static>() {}
     shared::<Client>();

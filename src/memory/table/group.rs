@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cells_are_those_of_the_bytes_and_the_last_two_bytes_are_none() {
+    fn the_first_thirty_bytes_stand_for_cells_and_the_last_two_do_not() {
         let mut tags = [0_u8; 32];
         for (cell, tag) in [(0, 0x85), (3, 0x85), (17, 0x85), (29, 0x9f), (30, 0x85), (31, 0x9f)] {
             tags[cell] = tag;

@@ -7,15 +7,15 @@
 //! ```
 //!
 //! - A *group* has thirty cells, each with room for an entry. The *tag* of a cell is eight bits of the hash. It nearly
-//!   always identifies the right cell. Next to the tags are the *ticks*, the lowest eight bits of each deadline. So a
-//!   scan for the messages of one tick reads two bytes for each cell, in order, and few entries of other ticks. These
-//!   scans replace a list of message ids for each tick.
+//!   always identifies the right cell. Next to the tags are the *ticks*, the lowest eight bits of each deadline. A
+//!   scan for the messages of one tick reads the ticks and the tags of all cells, and only the entries whose tick byte
+//!   fits. These scans replace a list of message ids for each tick.
 //! - An entry is in the group that its hash selects. If that group is full, the entry *overflows* to the next group
 //!   with an empty cell. Each group counts the entries that overflowed from it, and records the lowest four bits of
 //!   their tags. A search ends at the first group from which no entry with the same four bits overflowed. The counts
 //!   fall when entries are removed, so a table at constant load never has to be cleaned. With more cells in a group,
-//!   fewer groups are full. With fifteen cells, one add in four had to search further groups, and a processor cannot
-//!   predict which.
+//!   fewer groups are full. With only fifteen cells, one add in four would search a second group, and a processor
+//!   cannot predict such adds.
 //! - A *segment* is a small table of its own, at most 78% full. It grows by an eighth. A growing table splits one
 //!   segment whenever the mean size of its segments exceeds a limit. A shrinking table merges two segments. No step
 //!   moves more than about twice [`growth::MEAN_SEGMENT`] entries, however large the table is. This is linear
@@ -71,7 +71,8 @@ impl Hash {
         tag | (tag == 0) as u8
     }
 
-    /// Returns the index of one of `1 << bits` shards, from bits 57 to 63, the highest first.
+    /// Returns the index of the shard among `1 << bits` shards. Takes the highest `bits` bits of the hash, all of them
+    /// above bit 56.
     pub(super) const fn shard(self, bits: u32) -> usize {
         // Two shifts, because a single shift by 64 would overflow if `bits` is 0.
         (self.0 >> 1 >> (63 - bits)) as usize
