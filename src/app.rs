@@ -25,7 +25,7 @@ use crate::memory::{MemoryOptions, MemoryStore, Recovery, StateError};
 use crate::metrics::{Metrics, gauge_value};
 use crate::process::thread::RuntimeThread;
 use crate::redis::{RedisOptions, RedisStore, RedisStoreError};
-use crate::server::{self, Certificate, Listener, Server, SocketFile, Token};
+use crate::server::{self, Certificate, Listener, Server, SocketFile};
 use crate::ticker::Ticker;
 use crate::ticker::precise_timer::PreciseTimer;
 use crate::ticker::read_barrier::ReadBarrier;
@@ -105,7 +105,7 @@ impl Sidecar {
         let shared = Arc::new(server::Shared {
             free_connections: Arc::new(Semaphore::new(config.server.max_connections)),
             options: config.server,
-            token: config.token,
+            access: config.access,
             certificate: config.certificate,
             rings: Rings::new(store.rings()),
             store,
@@ -233,12 +233,11 @@ pub fn raise_open_files_limit(config: &Config) {
     }
 }
 
-/// Keeps the token and the certificate up to date with their files. Returns at once if neither is configured, and
+/// Keeps the tokens and the certificate up to date with their files. Returns at once if neither is configured, and
 /// otherwise never.
 async fn watch_files(shared: Arc<server::Shared>) {
-    let token = OptionFuture::from(shared.token.as_ref().map(Token::maintain));
     let certificate = OptionFuture::from(shared.certificate.as_ref().map(Certificate::maintain));
-    tokio::join!(token, certificate);
+    tokio::join!(shared.access.maintain(), certificate);
 }
 
 /// Exports the limits and settings that dashboards and alerts compare with other metrics.

@@ -1,6 +1,7 @@
 //! Settings: from where they come, and what is said of wrong ones.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -89,7 +90,8 @@ fn beyond_loopback_a_token_is_needed_or_a_word_that_none_is() {
     assert_refused(&["--listen", "here"], &["here", "HOST:PORT"]);
     let folder = tempfile::tempdir().unwrap();
     let token = folder.path().join("token");
-    fs::write(&token, "secret").unwrap();
+    fs::write(&token, "0123456789abcdef").unwrap();
+    fs::set_permissions(&token, fs::Permissions::from_mode(0o600)).unwrap();
     let with_token = ["--listen", "0.0.0.0:0", "--token-file", token.to_str().unwrap()];
     assert_eq!(check(&with_token).output(), "the configuration is right\n");
     fs::write(&token, " \n").unwrap();

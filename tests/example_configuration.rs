@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 
 use ackwheel::cli::Cli;
 use ackwheel::config::Settings;
@@ -15,12 +16,13 @@ use crate::support::settings;
 const EXAMPLE: &str = include_str!("../examples/ackwheel.toml");
 
 /// Keys without a default that a file could name, and why.
-const EXAMPLES: [(&str, &str); 7] = [
+const EXAMPLES: [(&str, &str); 8] = [
     ("socket", "there is no socket unless one is asked for"),
     ("name", "it is made of the host's name and the port"),
     ("token-file", "no token is asked for"),
     ("tls-cert", "there is no TLS"),
     ("tls-key", "there is no TLS"),
+    ("tls-client-ca", "no client certificate is asked for"),
     ("state", "nothing is kept"),
     ("threads", "it depends on the number of processors"),
 ];
@@ -112,15 +114,17 @@ fn every_key_uncommented_is_right_in_the_eyes_of_the_program() {
     let folder = tempfile::tempdir().unwrap();
     let certified = generate_simple_self_signed(vec![String::from("127.0.0.1")]).unwrap();
     let files = [
-        ("token-file", "token", String::from("secret")),
+        ("token-file", "token", String::from("0123456789abcdef")),
         ("tls-cert", "tls.crt", certified.cert.pem()),
         ("tls-key", "tls.key", certified.signing_key.serialize_pem()),
+        ("tls-client-ca", "clients.crt", certified.cert.pem()),
     ];
-    // These three are read when they are checked; the others need not be there yet.
+    // These four are read when they are checked; the others need not be there yet.
     let mut here = String::new();
     for (key, name, content) in &files {
         let path = folder.path().join(name);
         fs::write(&path, content).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
         let _ = writeln!(here, "{key} = {path:?}");
     }
     let others = |key: &str| !files.iter().any(|(file, ..)| *file == key);

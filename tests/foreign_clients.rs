@@ -241,12 +241,12 @@ fn each_adds_1_000_acknowledges_900_and_receives_exactly_the_other_100() {
     each(|language| {
         let folder = tempfile::tempdir().unwrap();
         let token = folder.path().join("token");
-        fs::write(&token, "a secret").unwrap();
+        fs::write(&token, "a-secret").unwrap();
         let token = token.to_str().unwrap();
         let sidecar = Sidecar::start(&["--tick", "100ms", "--slots", "30", "--token-file", token]);
         let watch = Watch::start(&sidecar, &["--group", "audit", "--token-file", token]);
 
-        let run = language.run(sidecar.listen, Some("a secret")).unwrap();
+        let run = language.run(sidecar.listen, Some("a-secret")).unwrap();
         let figures = language.figures(&run);
         assert_eq!((figures.given_back, figures.redelivered, figures.drained), (1, 1, 0), "{figures:?}");
         assert_eq!(figures.outcome_unknown, 0, "{figures:?}");
@@ -393,7 +393,7 @@ fn each_takes_batches_that_a_draining_sidecar_delivers_early() {
 fn each_ends_with_a_typed_error_when_it_is_refused_for_good() {
     let folder = tempfile::tempdir().unwrap();
     let token = folder.path().join("token");
-    fs::write(&token, "a secret").unwrap();
+    fs::write(&token, "a-secret").unwrap();
     let sidecar = Sidecar::start(&["--token-file", token.to_str().unwrap()]);
     each(|language| {
         let run = language.run(sidecar.listen, Some("a guess")).unwrap();

@@ -14,6 +14,7 @@ mod support;
 
 mod protocol_document;
 
+mod access;
 mod admin;
 mod at_the_limit;
 mod bench;

@@ -8,7 +8,7 @@ use futures_util::future::{join_all, try_join_all};
 use tracing::{debug, warn};
 
 use super::shared_answer::SharedAnswer;
-use super::status::{GroupReport, StatusReport};
+use super::status::{AccessReport, GroupReport, StatusReport};
 use crate::core::{
     Backlog, CLOCK_BEAT, GroupBacklog, GroupName, Refusal, RingStatus, Tick, TickCounts, TickReport,
     merge_backlogs,
@@ -101,6 +101,7 @@ impl Health {
             unacked_batches: backlog.unacked,
             oldest_seconds: backlog.oldest.as_secs_f64(),
         };
+        let access = |(name, connections): (Arc<str>, u64)| AccessReport { name: name.to_string(), connections };
         let wheel = rings[0].ring.wheel();
         Ok(StatusReport {
             sidecar: self.name.clone(),
@@ -109,6 +110,7 @@ impl Health {
             tick_ms: wheel.tick_ms(),
             rings: statuses.into_iter().zip(recent).map(ring).collect(),
             groups: backlog.groups.iter().map(group).collect(),
+            access: self.shared.access.connections().into_iter().map(access).collect(),
         })
     }
 }

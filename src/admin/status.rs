@@ -20,6 +20,18 @@ pub struct StatusReport {
     pub rings: Vec<RingStatus>,
     /// The states of all groups.
     pub groups: Vec<GroupReport>,
+    /// The names of tokens or, without tokens, of client certificates, with their open connections.
+    #[serde(default)]
+    pub access: Vec<AccessReport>,
+}
+
+/// The connections of a token or a client certificate.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AccessReport {
+    /// The name of the token or of the certificate.
+    pub name: String,
+    /// The number of open connections under this name.
+    pub connections: u64,
 }
 
 /// The state of a group.

@@ -8,7 +8,6 @@ use clap::{Args, ValueHint};
 use super::Failure;
 use crate::client::{Address, Client, ClientOptions, Tls};
 use crate::config::MAX_DURATION;
-use crate::server::token_in;
 
 /// The default address for requests and subscriptions.
 pub(super) const DEFAULT_ADDRESS: &str = "127.0.0.1:7415";
@@ -41,12 +40,18 @@ pub(super) struct Connect {
     /// How long to wait for a connection and for an answer
     #[arg(long, default_value = "5s", value_name = "DURATION", value_parser = patience)]
     timeout: Duration,
-    /// File with the token, if the sidecar requires one
+    /// File with the token, if the sidecar requires one; of a file with several, the first is presented
     #[arg(long, env = "ACKWHEEL_TOKEN_FILE", value_name = "FILE", value_hint = ValueHint::FilePath)]
     token_file: Option<PathBuf>,
     /// PEM file with the certificates to trust, if the sidecar uses TLS
     #[arg(long, env = "ACKWHEEL_TLS_CA", value_name = "FILE", value_hint = ValueHint::FilePath)]
     tls_ca: Option<PathBuf>,
+    /// PEM file with the certificate to present, if the sidecar requires one; it needs --tls-ca and --tls-client-key
+    #[arg(long, env = "ACKWHEEL_TLS_CLIENT_CERT", value_name = "FILE", value_hint = ValueHint::FilePath)]
+    tls_client_cert: Option<PathBuf>,
+    /// PEM file with the private key of --tls-client-cert
+    #[arg(long, env = "ACKWHEEL_TLS_CLIENT_KEY", value_name = "FILE", value_hint = ValueHint::FilePath)]
+    tls_client_key: Option<PathBuf>,
 }
 
 impl Connect {
@@ -55,13 +60,30 @@ impl Connect {
             .client_name(concat!("ackwheel-cli/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(self.timeout)
             .request_timeout(self.timeout);
-        if let Some(path) = &self.tls_ca {
-            let tls = Tls::trusting(path).map_err(|error| Failure::Usage(format!("--tls-ca {error}")))?;
+        if let Some(tls) = self.tls()? {
             options = options.tls(tls);
         }
-        let Some(path) = &self.token_file else { return Ok(options) };
-        let token = token_in(path).map_err(|error| Failure::Usage(format!("--token-file: {error}")))?;
-        Ok(options.token(token))
+        if let Some(path) = &self.token_file {
+            options = options.token_file(path);
+            options.check_token_file().map_err(|error| Failure::Usage(format!("--token-file: {error}")))?;
+        }
+        Ok(options)
+    }
+
+    fn tls(&self) -> Result<Option<Tls>, Failure> {
+        let trusted = self.tls_ca.as_deref().map(Tls::trusting).transpose();
+        let trusted = trusted.map_err(|error| Failure::Usage(format!("--tls-ca {error}")))?;
+        match (trusted, &self.tls_client_cert, &self.tls_client_key) {
+            (trusted, None, None) => Ok(trusted),
+            (Some(tls), Some(certificate), Some(key)) => tls
+                .presenting(certificate, key)
+                .map(Some)
+                .map_err(|error| Failure::Usage(format!("--tls-client-cert and --tls-client-key: {error}"))),
+            _ => Err(Failure::Usage(String::from(
+                "--tls-client-cert, --tls-client-key and --tls-ca belong together: give all three, or neither of the first \
+                 two",
+            ))),
+        }
     }
 
     pub(super) async fn client(&self) -> Result<Client, Failure> {

@@ -8,6 +8,7 @@ use clap::{Args, ValueHint};
 use super::{Failure, setting_sources};
 use crate::app::StartError;
 use crate::config::{Config, Settings};
+use crate::process::files::exposure;
 use crate::redis::RedisStoreError;
 
 /// Run a sidecar that tracks messages in flight
@@ -38,8 +39,11 @@ impl Serve {
     /// Fails if the settings file cannot be read, if a setting is wrong, or if the texts cannot be printed.
     pub fn check(self) -> Result<Option<Config>, Failure> {
         let file = self.config.as_deref().map(Settings::from_file).transpose().map_err(Failure::usage)?;
+        let has_password =
+            file.as_ref().and_then(|file| file.store.as_deref()).is_some_and(|url| url.contains('@'));
+        let exposure = self.config.as_deref().filter(|_| has_password).and_then(|path| exposure("--config", path));
         let mut config = self.settings.or(file.unwrap_or_default()).check().map_err(Failure::usage)?;
-        config.warnings.splice(0..0, setting_sources::unknown_variables());
+        config.warnings.splice(0..0, setting_sources::unknown_variables().into_iter().chain(exposure));
         if !self.check_config {
             return Ok(Some(config));
         }

@@ -2,13 +2,14 @@
 //! settings but are not.
 
 use std::collections::BTreeSet;
+use std::env;
 use std::ffi::OsStr;
 use std::path::Path;
-use std::{env, fs};
 
 use clap::{Arg, CommandFactory};
 
 use super::Cli;
+use crate::process::files::read_text;
 
 /// Returns one line per flag that the error text `text` names. The line names the environment variable, or the settings
 /// file `file`, that sets the flag. Leaves out flags that are on the command line.
@@ -17,7 +18,7 @@ pub(super) fn of_flags_in(text: &str, file: Option<&Path>) -> String {
     let mut flags: Vec<&Arg> = command.get_subcommands().flat_map(clap::Command::get_arguments).collect();
     flags.sort_by_key(|flag| flag.get_long());
     flags.dedup_by_key(|flag| flag.get_long());
-    let in_file = file.and_then(|path| Some((path, fs::read_to_string(path).ok()?.parse::<toml::Table>().ok()?)));
+    let in_file = file.and_then(|path| Some((path, read_text(path).ok()?.parse::<toml::Table>().ok()?)));
     let line = |flag: &Arg| {
         let (name, variable) = (flag.get_long()?, flag.get_env()?);
         if !names(text, name) || is_given(name) {

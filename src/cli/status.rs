@@ -299,7 +299,15 @@ mod tests {
 
     fn report(rings: Vec<RingStatus>, groups: Vec<GroupReport>) -> StatusReport {
         let slots = rings.first().map_or(0, |ring| u16::try_from(ring.slots.len()).unwrap());
-        StatusReport { sidecar: String::new(), store: "redis".into(), slots, tick_ms: 1_000, rings, groups }
+        StatusReport {
+            sidecar: String::new(),
+            store: "redis".into(),
+            slots,
+            tick_ms: 1_000,
+            rings,
+            groups,
+            access: Vec::new(),
+        }
     }
 
     fn drawn(report: &StatusReport, only: Option<u16>) -> String {

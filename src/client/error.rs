@@ -25,6 +25,10 @@ pub enum ClientError {
         cause: Arc<io::Error>,
     },
 
+    /// The file with the token cannot be read, so no connection was opened.
+    #[error("the token file cannot be used: {0}")]
+    TokenFile(Arc<io::Error>),
+
     /// The connection was lost, and the request may have been written before.
     #[error(
         "the connection to {address} was lost before the answer came ({cause}): repeating the request is safe"
@@ -95,6 +99,7 @@ impl ClientError {
             ClientError::Refused(error) => error.promise,
             ClientError::Timeout { written: false, .. }
             | ClientError::Connect { .. }
+            | ClientError::TokenFile(_)
             | ClientError::NotConnected { .. }
             | ClientError::InvalidRequest(_)
             | ClientError::Closed { .. } => Promise::NotApplied,
@@ -107,6 +112,7 @@ impl ClientError {
         match self {
             ClientError::Refused(error) => error.retryable,
             ClientError::Connect { .. }
+            | ClientError::TokenFile(_)
             | ClientError::ConnectionLost { .. }
             | ClientError::NotConnected { .. }
             | ClientError::Timeout { .. } => true,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use super::address::Address;
@@ -118,7 +119,14 @@ pub(super) struct Dialer {
 impl Dialer {
     /// Opens a connection within the connect timeout.
     pub(super) async fn dial(&self) -> Result<OpenConnection, ClientError> {
-        let hello = Body::Hello(self.options.hello()?);
+        let options = self.options.clone();
+        // In Tokio's blocking pool, because the token file may be on a file system that hangs.
+        let read = || spawn_blocking(move || options.hello());
+        let hello = match self.options.token_file {
+            None => self.options.hello()?,
+            Some(_) => read().await.unwrap_or_else(|error| Err(ClientError::TokenFile(Arc::new(error.into()))))?,
+        };
+        let hello = Body::Hello(hello);
         let limit = self.options.connect_timeout;
         let too_slow = |_| {
             let text = format!("it did not answer within {limit:?}");
@@ -126,6 +134,8 @@ impl Dialer {
         };
         let dialed = timeout(limit, self.dial_untimed(hello)).await.unwrap_or_else(too_slow);
         let failed = |cause| ClientError::Connect { address: self.address.clone(), cause: Arc::new(cause) };
+        #[cfg(feature = "tls")]
+        let dialed = dialed.map_err(super::tls::explain_refused_certificate);
         dialed.map_err(failed)?.map_err(ClientError::Refused)
     }
 

@@ -57,6 +57,7 @@ mod subscription;
 mod tests;
 #[cfg(feature = "tls")]
 mod tls;
+mod token_file;
 
 use std::fmt;
 use std::sync::Arc;

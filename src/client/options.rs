@@ -1,10 +1,14 @@
 //! The options of clients, of AddNewMsg requests and of subscriptions, with their defaults.
 
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::error::ClientError;
 #[cfg(feature = "tls")]
 use super::tls::Tls;
+use super::token_file;
 use crate::protocol::frame::{Hello, MAX_TOKEN_LENGTH, Secret, Subscribe, VERSIONS};
 
 /// The maximum length of a client name or a group name, in bytes: the protocol encodes the length in one byte.
@@ -34,6 +38,9 @@ macro_rules! setters {
 pub struct ClientOptions {
     /// The secret that the server requires; `None` if it requires none.
     pub token: Option<Secret>,
+    /// The file with the secret, in place of `token`. It is read again for every connection, so that a client follows a
+    /// new token.
+    pub token_file: Option<PathBuf>,
     /// The certificates to trust; `None` for a connection without TLS. Needs the feature `tls`.
     pub tls: Option<Tls>,
     /// The name of this client in the server's logs, at most 255 bytes.
@@ -53,6 +60,7 @@ impl Default for ClientOptions {
     fn default() -> Self {
         ClientOptions {
             token: None,
+            token_file: None,
             tls: None,
             client_name: concat!("ackwheel-rust/", env!("CARGO_PKG_VERSION")).to_owned(),
             request_timeout: Duration::from_secs(5),
@@ -67,6 +75,9 @@ setters! {
     ClientOptions {
         /// Sets the secret that the server requires.
         token(token: impl Into<Vec<u8>>) = Some(Secret(token.into()));
+        /// Sets the file with the secret that the server requires. The client presents the first token of the file, in
+        /// the format of the server's `--token-file`. It reads the file again for every connection.
+        token_file(path: impl Into<PathBuf>) = Some(path.into());
         /// Sets the certificates to trust, and turns on TLS for TCP connections.
         #[cfg(feature = "tls")]
         tls(tls: Tls) = Some(tls);
@@ -88,8 +99,23 @@ impl ClientOptions {
         self
     }
 
+    /// Reads the token of [`ClientOptions::token_file`] now, to report an error before connecting.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read, or has no token. The error names the file.
+    pub fn check_token_file(&self) -> io::Result<()> {
+        self.token_file.as_deref().map_or(Ok(()), |path| token_file::read(path).map(drop))
+    }
+
+    /// Returns the frame that opens a connection. Reads the token file, if there is one.
     pub(super) fn hello(&self) -> Result<Hello, ClientError> {
-        let (token, client_name) = (self.token.clone().unwrap_or_default(), self.client_name.clone());
+        let token = match self.token_file.as_deref().map(token_file::read) {
+            None => self.token.clone().unwrap_or_default(),
+            Some(Ok(token)) => Secret(token),
+            Some(Err(cause)) => return Err(ClientError::TokenFile(Arc::new(cause))),
+        };
+        let client_name = self.client_name.clone();
         check_length("the token", token.0.len(), MAX_TOKEN_LENGTH)?;
         check_length("the client's name", client_name.len(), MAX_TEXT_LENGTH)?;
         Ok(Hello { lowest_version: *VERSIONS.start(), highest_version: *VERSIONS.end(), token, client_name })

@@ -10,10 +10,11 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
-use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
-use tokio_rustls::rustls::{CertificateError, ClientConfig, Error, RootCertStore};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio_rustls::rustls::sign::{CertifiedKey, SingleCertAndKey};
+use tokio_rustls::rustls::{AlertDescription, CertificateError, ClientConfig, Error, RootCertStore};
 
-/// The certificates that a client trusts when a server uses TLS.
+/// The certificates that a client trusts when a server uses TLS, and the certificate that it presents, if it has one.
 #[derive(Clone)]
 pub struct Tls {
     config: Arc<ClientConfig>,
@@ -27,22 +28,32 @@ impl Tls {
     /// Fails if the file cannot be read, has no certificate, or has a certificate that cannot be used as the
     /// certificate of an authority.
     pub fn trusting(file: &Path) -> io::Result<Tls> {
-        let wrong = |error: &dyn fmt::Display| {
-            io::Error::new(io::ErrorKind::InvalidData, format!("{}: {error}", file.display()))
-        };
         let mut roots = RootCertStore::empty();
-        for certificate in CertificateDer::pem_file_iter(file).map_err(|error| wrong(&error))? {
-            let certificate = certificate.map_err(|error| wrong(&error))?;
-            roots.add(certificate).map_err(|error| wrong(&error))?;
-        }
-        if roots.is_empty() {
-            return Err(wrong(&"there is no certificate in it"));
+        for certificate in certificates(file)? {
+            roots.add(certificate).map_err(|error| wrong(file, &error))?;
         }
         let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
-            .map_err(|error| wrong(&error))?
+            .map_err(|error| wrong(file, &error))?
             .with_root_certificates(roots)
             .with_no_client_auth();
+        Ok(Tls { config: Arc::new(config) })
+    }
+
+    /// Adds the certificate that this client presents, with its private key. Both are PEM files, and are read now only.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a file cannot be read, has no certificate or no key, or if the two do not belong together.
+    pub fn presenting(self, certificate: &Path, key: &Path) -> io::Result<Tls> {
+        let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| wrong(key, &error))?;
+        let pair = CertifiedKey::from_der(certificates(certificate)?, secret, &ring::default_provider());
+        let pair = pair.map_err(|error| match error {
+            Error::InconsistentKeys(_) => wrong(key, &"this private key is not that of the certificate"),
+            error => wrong(certificate, &error),
+        })?;
+        let mut config = Arc::unwrap_or_clone(self.config);
+        config.client_auth_cert_resolver = Arc::new(SingleCertAndKey::from(pair));
         Ok(Tls { config: Arc::new(config) })
     }
 
@@ -60,6 +71,37 @@ impl Tls {
             }
         })
     }
+}
+
+fn wrong(file: &Path, error: &dyn fmt::Display) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("{}: {error}", file.display()))
+}
+
+fn certificates(file: &Path) -> io::Result<Vec<CertificateDer<'static>>> {
+    let certificates = CertificateDer::pem_file_iter(file).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let certificates = certificates.map_err(|error| wrong(file, &error))?;
+    if certificates.is_empty() {
+        return Err(wrong(file, &"there is no certificate in it"));
+    }
+    Ok(certificates)
+}
+
+/// Replaces the error of a server that refused the client certificate by one that says so. With TLS 1.3, this error
+/// arrives after the handshake.
+pub(super) fn explain_refused_certificate(error: io::Error) -> io::Error {
+    let cause = match error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) {
+        Some(Error::AlertReceived(AlertDescription::CertificateRequired | AlertDescription::HandshakeFailure)) => {
+            "the server requires a client certificate: give the client one that its --tls-client-ca signed"
+        }
+        Some(Error::AlertReceived(AlertDescription::CertificateExpired)) => {
+            "the server refused the client certificate because it has expired: renew it"
+        }
+        Some(Error::AlertReceived(
+            AlertDescription::UnknownCA | AlertDescription::DecryptError | AlertDescription::BadCertificate,
+        )) => "the server refused the client certificate: no authority of its --tls-client-ca signed it",
+        _ => return error,
+    };
+    io::Error::new(io::ErrorKind::InvalidData, cause)
 }
 
 fn not_trusted(cause: &CertificateError) -> String {

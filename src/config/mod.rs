@@ -21,8 +21,9 @@ pub use self::store_url::without_password;
 use crate::core::{self, GroupName, Retention, StormRule, Wheel};
 use crate::logging::{self, LogFormat};
 use crate::memory;
+use crate::process::files;
 use crate::redis::{MAX_SLOTS, RedisOptions};
-use crate::server::{Certificate, ServerOptions, Token};
+use crate::server::{Access, Certificate, ServerOptions};
 
 /// The checked settings of a sidecar.
 #[derive(Debug)]
@@ -50,8 +51,8 @@ pub struct Config {
     pub max_in_flight: u64,
     /// The file that keeps the memory store across a planned restart.
     pub state_file: Option<PathBuf>,
-    /// The token that clients must present.
-    pub token: Option<Token>,
+    /// The tokens that clients may present.
+    pub access: Access,
     /// The certificate of the TCP listener.
     pub certificate: Option<Certificate>,
     /// The limits and timeouts of connections.
@@ -105,7 +106,7 @@ impl Settings {
             redeliver_after: values.redeliver_after,
             max_in_flight: values.max_in_flight,
             state_file: checked_path("--state", values.state.as_ref())?,
-            token: values.token()?,
+            access: values.access()?,
             certificate: values.certificate()?,
             server: ServerOptions {
                 max_frame_length: values.max_frame_length,
@@ -121,6 +122,7 @@ impl Settings {
             warnings: Vec::new(),
         };
         let insecure = values.insecure;
+        config.warnings = values.exposed_secrets();
         config.redis = config.redis(&self, values)?;
         config.check_exposure(insecure)?;
         Ok(config)
@@ -139,17 +141,31 @@ impl Values {
         }
     }
 
-    fn token(&self) -> Result<Option<Token>, ConfigError> {
-        let Some(path) = &self.token_file else { return Ok(None) };
-        Token::file(path.clone()).map(Some).map_err(|error| ConfigError(format!("--token-file: {error}")))
+    fn access(&self) -> Result<Access, ConfigError> {
+        Access::new(self.token_file.clone()).map_err(|error| ConfigError(format!("--token-file: {error}")))
+    }
+
+    /// Returns a warning for each file with a secret that other users can read.
+    fn exposed_secrets(&self) -> Vec<String> {
+        let secrets = [("--token-file", &self.token_file), ("--tls-key", &self.tls_key)];
+        secrets.into_iter().filter_map(|(flag, path)| files::exposure(flag, path.as_ref()?)).collect()
     }
 
     fn certificate(&self) -> Result<Option<Certificate>, ConfigError> {
         match (&self.tls_cert, &self.tls_key) {
+            (None, None) if self.tls_client_ca.is_some() => Err(ConfigError(String::from(
+                "--tls-client-ca needs TLS: give --tls-cert and --tls-key too, or leave it out",
+            ))),
             (None, None) => Ok(None),
-            (Some(certificate), Some(key)) => Certificate::files(certificate.clone(), key.clone())
-                .map(Some)
-                .map_err(|error| ConfigError(format!("--tls-cert and --tls-key: {error}"))),
+            (Some(certificate), Some(key)) => {
+                let flags = match self.tls_client_ca {
+                    None => "--tls-cert and --tls-key",
+                    Some(_) => "--tls-cert, --tls-key and --tls-client-ca",
+                };
+                Certificate::files(certificate.clone(), key.clone(), self.tls_client_ca.clone())
+                    .map(Some)
+                    .map_err(|error| ConfigError(format!("{flags}: {error}")))
+            }
             _ => Err(ConfigError(String::from("--tls-cert and --tls-key belong together: give both, or neither"))),
         }
     }
@@ -202,21 +218,24 @@ impl Config {
         })))
     }
 
-    /// Refuses a TCP listener that other hosts can reach, if neither a token nor a certificate is set. With `insecure`,
-    /// only warns. Also collects the other warnings about settings.
+    /// Refuses a TCP listener that other hosts can reach, if clients need neither a token nor a certificate of their own.
+    /// With `insecure`, only warns. Also collects the other warnings about settings.
     fn check_exposure(&mut self, insecure: bool) -> Result<(), ConfigError> {
         let Config { listen, admin, .. } = *self;
         self.warnings.extend(self.certificate.as_ref().and_then(Certificate::untimely));
-        if !listen.ip().is_loopback() && self.token.is_none() && self.certificate.is_none() {
+        self.warnings.extend(self.access.weak_tokens());
+        let has_client_ca = self.certificate.as_ref().is_some_and(Certificate::requires_client_certificate);
+        if !listen.ip().is_loopback() && !self.access.requires_token() && !has_client_ca {
             if !insecure {
                 return Err(ConfigError(format!(
-                    "--listen {listen} lets anyone on the network add and acknowledge messages: give --token-file \
-                     or --tls-cert, or listen on 127.0.0.1, or give --insecure if you trust everyone on the network"
+                    "--listen {listen} lets anyone on the network add and acknowledge messages: give --token-file or \
+                     --tls-client-ca (--tls-cert alone lets every client in), or listen on 127.0.0.1, or give --insecure \
+                     if you trust everyone on the network"
                 )));
             }
             self.warnings.push(format!(
                 "--insecure: anyone who reaches {listen} can add and acknowledge messages; give --token-file or \
-                 --tls-cert if that is not meant"
+                 --tls-client-ca if that is not meant"
             ));
         }
         if !admin.ip().is_loopback() {

@@ -5,8 +5,8 @@ use std::fmt::Debug;
 use std::ops::{Bound, RangeBounds, RangeInclusive};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::thread;
 use std::time::Duration;
-use std::{fs, thread};
 
 use clap::builder::BoolishValueParser;
 use clap::{Args, ValueHint, value_parser};
@@ -15,6 +15,7 @@ use serde::Deserialize;
 
 use crate::core::MAX_RINGS;
 use crate::logging::LogFormat;
+use crate::process::files::read_text;
 use crate::protocol::frame::DEFAULT_MAX_FRAME_LENGTH;
 use crate::redis::MAX_CATCH_UP;
 
@@ -109,7 +110,7 @@ macro_rules! settings {
 
 settings! {
     /// TCP address for logic nodes. Port 0 takes a free one, which the log names; beyond loopback --token-file or
-    /// --tls-cert is needed [default: 127.0.0.1:7415]
+    /// --tls-client-ca is needed [default: 127.0.0.1:7415]
     ADDRESSES, listen: String, "ACKWHEEL_LISTEN", "HOST:PORT", String::from("127.0.0.1:7415");
     /// Unix socket for logic nodes, beside --listen. One that a killed sidecar left behind is
     /// replaced [default: none]
@@ -119,15 +120,19 @@ settings! {
     ADDRESSES, admin: String, "ACKWHEEL_ADMIN", "HOST:PORT", String::from("127.0.0.1:7416");
     /// Name of this sidecar in the status, 1 to 128 bytes [default: the host's name and the port of --listen]
     ADDRESSES, name: String, "ACKWHEEL_NAME", "NAME";
-    /// File with the token that clients must present in their Hello, 1 to 1024 bytes; white space around it is not part
-    /// of it. It is read again when it changes [default: none]
+    /// File with the tokens that clients may present, one a line: [NAME:]TOKEN [RIGHT,...]. A token has 1 to 1024 bytes; a
+    /// right is produce, consume or admin, and without one a token has all. It is read again when it changes
+    /// [default: none]
     ACCESS, token_file: PathBuf, "ACKWHEEL_TOKEN_FILE", "FILE";
     /// Certificate chain in PEM: with it --listen speaks TLS. It is read again when it changes [default: none]
     ACCESS, tls_cert: PathBuf, "ACKWHEEL_TLS_CERT", "FILE";
     /// Private key of --tls-cert in PEM [default: none]
     ACCESS, tls_key: PathBuf, "ACKWHEEL_TLS_KEY", "FILE";
-    /// Allow --listen beyond loopback without a token or TLS: anyone who reaches it can add and acknowledge messages
-    /// [default: false]
+    /// Certificates in PEM of the authorities that sign client certificates: with it, --listen accepts only clients with
+    /// one. It needs --tls-cert, and is read again when it changes [default: none]
+    ACCESS, tls_client_ca: PathBuf, "ACKWHEEL_TLS_CLIENT_CA", "FILE";
+    /// Allow --listen beyond loopback without a token or client certificates: anyone who reaches it can add and
+    /// acknowledge messages [default: false]
     ACCESS, insecure: bool, "ACKWHEEL_INSECURE", "BOOL", false;
     /// Slots of the ring, 1 to 3600 (to 240 in Redis). It is the default ack timeout and the longest one, in ticks
     /// [default: 15]
@@ -217,7 +222,7 @@ impl Settings {
     ///
     /// When it cannot be read, is not TOML, or has a key or value that is not a setting.
     pub fn from_file(path: &Path) -> Result<Settings, ConfigError> {
-        let text = fs::read_to_string(path).map_err(|error| {
+        let text = read_text(path).map_err(|error| {
             ConfigError(format!("cannot read the configuration file {}: {error}", path.display()))
         })?;
         toml::from_str(&text).map_err(|error| wrong_line(path, &text, &error))

@@ -69,6 +69,8 @@ reasons! {
     SlowReader = 10, "slow_reader", RETRYABLE;
     /// The TLS handshake failed or took too long.
     TlsHandshake = 11, "tls_handshake", FINAL;
+    /// The address of the peer sent too many wrong tokens.
+    TooManyAttempts = 12, "too_many_attempts", RETRYABLE;
 
     /// This version does not know the type of the frame.
     UnknownType = 32, "unknown_type", FINAL;
@@ -92,6 +94,8 @@ reasons! {
     NotSubscribed = 41, "not_subscribed", FINAL;
     /// The credit is 0 or above the limit of the server.
     BadCredit = 42, "bad_credit", FINAL;
+    /// The token of the connection does not have the right that the request needs.
+    NotPermitted = 43, "not_permitted", FINAL;
 
     /// The limit of messages in flight is reached.
     MaxInFlight = 64, "max_in_flight", RETRYABLE;

@@ -1,5 +1,7 @@
-//! The parts that concern the process itself: panics, signals, threads with their own runtime, and the service manager.
+//! The parts that concern the process itself: files, panics, signals, threads with their own runtime, and the service
+//! manager.
 
+pub(crate) mod files;
 pub mod panics;
 pub mod stop_signals;
 pub mod systemd;

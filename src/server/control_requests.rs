@@ -8,6 +8,7 @@ use tracing::{Span, debug, info, warn};
 use super::pending_requests::{Completed, Weight};
 use super::session::{Session, State};
 use super::shared::MAX_CREDIT;
+use super::tokens::Right;
 use crate::core::{BatchId, GroupNameError, GroupOptions, Reason, Refusal};
 use crate::protocol::Codec;
 use crate::protocol::frame::{Body, Frame, FrameType, Hello, MAX_MESSAGES, Subscribe, VERSIONS, Welcome};
@@ -40,6 +41,11 @@ impl Session {
         }
     }
 
+    /// Checks that the connection has the right that a request needs.
+    pub(super) fn check_right(&self, right: Right) -> Result<(), Refusal> {
+        self.admission.as_ref().map_or(Ok(()), |admission| admission.check(right))
+    }
+
     /// Answers a request that the store has completed.
     pub(super) fn answer(&mut self, completed: Completed) {
         if matches!(completed, Completed::Subscribe(..)) {
@@ -64,7 +70,9 @@ impl Session {
     /// Refuses a request. Ends the connection if the reason requires this, or if no Hello has been accepted yet.
     pub(super) fn refuse(&mut self, correlation: u32, refusal: &Refusal) {
         if refusal.reason == Reason::Unauthorized {
-            warn!("a client sent no token, or not the token in --token-file: give the client this token");
+            warn!("a client sent no token, or none of those in --token-file: give the client one of them");
+        } else if refusal.reason == Reason::TooManyAttempts {
+            warn!(%refusal, "a client is turned away: find out which client sends wrong tokens");
         } else if refusal.reason == Reason::UnsupportedVersion {
             warn!(%refusal, "a client that has no protocol version in common with this server is turned away");
         } else if refusal.reason.closes() && self.state != State::Greeting {
@@ -103,14 +111,8 @@ impl Session {
             );
             return Err(Refusal::new(Reason::UnsupportedVersion, text));
         }
-        if shared.token.as_ref().is_some_and(|token| !token.admits(&hello.token.0)) {
-            let text = if hello.token.0.is_empty() {
-                "this server asks for a token: send the one in its --token-file"
-            } else {
-                "the token is not the one in the server's --token-file"
-            };
-            return Err(Refusal::new(Reason::Unauthorized, text));
-        }
+        let (peer, certificate_name) = (self.peer, self.certificate_name.as_deref());
+        let admission = shared.access.admit(&hello.token.0, peer, certificate_name, shared.clock.now())?;
         let (wheel, options) = (shared.rings.wheel(), &shared.options);
         let welcome = Welcome {
             version: last.min(highest),
@@ -123,7 +125,8 @@ impl Session {
             store: String::from(shared.store.kind()),
             server_name: String::from(concat!("ackwheel/", env!("CARGO_PKG_VERSION"))),
         };
-        Span::current().record("client", &hello.client_name);
+        Span::current().record("client", &hello.client_name).record("name", admission.name.as_deref());
+        self.admission = Some(admission);
         self.stream.codec = Codec::new(options.max_frame_length);
         self.state = State::Serving;
         self.keep_alive.greeted(shared.clock.stall_aware_now());
@@ -132,6 +135,7 @@ impl Session {
     }
 
     fn subscribe(&mut self, correlation: u32, request: &Subscribe) -> Result<(), Refusal> {
+        self.check_right(Right::Consume)?;
         if self.subscription.is_some() || self.is_subscribing {
             let text = "this connection already has a subscription: open another connection for a second one";
             return Err(Refusal::new(Reason::AlreadySubscribed, text));
@@ -158,6 +162,7 @@ impl Session {
     }
 
     fn batch_ack(&mut self, correlation: u32, batches: Vec<BatchId>) -> Result<(), Refusal> {
+        self.check_right(Right::Consume)?;
         let (_, subscription) = self.subscription.as_ref().ok_or_else(not_subscribed)?;
         let (count, settled) = (batches.len(), subscription.ack(batches));
         self.pending.push(Weight::Other(count), async move {
@@ -168,6 +173,7 @@ impl Session {
     }
 
     fn batch_nack(&mut self, correlation: u32, batch: BatchId, delay_ms: u32) -> Result<(), Refusal> {
+        self.check_right(Right::Consume)?;
         let (_, subscription) = self.subscription.as_ref().ok_or_else(not_subscribed)?;
         let held = subscription.nack(batch, Duration::from_millis(u64::from(delay_ms)));
         self.pending.push(Weight::Other(0), async move {
@@ -177,6 +183,7 @@ impl Session {
     }
 
     fn group_delete(&mut self, correlation: u32, name: &str) -> Result<(), Refusal> {
+        self.check_right(Right::Admin)?;
         let bad_name = |error: GroupNameError| Refusal::new(Reason::BadGroupName, error.to_string());
         let group = name.parse().map_err(bad_name)?;
         let (delivery, deletions) = (Arc::clone(&self.shared.delivery), Arc::clone(&self.group_deletions));

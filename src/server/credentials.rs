@@ -1,70 +1,33 @@
-//! The token and the TLS certificate of the server. Both are read again when their files change.
+//! The TLS certificate of the server, and the authority of client certificates. Their files are read again when they
+//! change.
 
 use std::convert::Infallible;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use subtle::ConstantTimeEq;
 use tokio_rustls::TlsAcceptor;
-use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::server::danger::ClientCertVerifier;
+use tokio_rustls::rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use tokio_rustls::rustls::{CertificateError, Error, RootCertStore, ServerConfig};
+use tokio_util::either::Either;
 use tracing::warn;
 use x509_parser::certificate::{Validity, X509Certificate};
+use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::FromDer;
 use x509_parser::time::ASN1Time;
 
+use super::buffered_stream::Stream;
 use super::watched_files::{FileContent, WatchedFiles};
-use crate::protocol::frame::MAX_TOKEN_LENGTH;
 
-/// The token that clients must present. Its file is read again when the content changes.
-#[derive(Debug)]
-pub struct Token(WatchedFiles<Vec<u8>>);
+/// The maximum length of a name that is taken from a client certificate, in characters.
+const MAX_NAME_LENGTH: usize = 128;
 
-impl Token {
-    /// Reads the token in a file. White space around the token is ignored.
-    ///
-    /// # Errors
-    ///
-    /// When the file cannot be read, is empty, or is too long for a token. The error names the file.
-    pub fn file(path: PathBuf) -> io::Result<Token> {
-        WatchedFiles::new(&[path], |files| token(&files[0])).map(Token)
-    }
-
-    /// Returns whether `presented` is the token. The comparison takes the same time however many bytes are right, so
-    /// that its duration does not reveal them.
-    pub fn admits(&self, presented: &[u8]) -> bool {
-        self.0.current().value.ct_eq(presented).into()
-    }
-
-    /// Reads the file again whenever its content changes. Never returns.
-    pub async fn maintain(&self) -> Infallible {
-        loop {
-            self.0.next_check("token", "correct the token file, or its permissions").await;
-        }
-    }
-}
-
-/// Returns the token in a file, without the white space around it.
-///
-/// # Errors
-///
-/// When the file cannot be read, is empty, or is too long for a token. The error names the file.
-pub fn token_in(path: &Path) -> io::Result<Vec<u8>> {
-    token(&FileContent::read(path)?)
-}
-
-fn token(file: &FileContent) -> io::Result<Vec<u8>> {
-    let token = file.bytes.trim_ascii();
-    if (1..=MAX_TOKEN_LENGTH).contains(&token.len()) {
-        return Ok(token.to_vec());
-    }
-    Err(file.error(&format_args!("a token has 1 to {MAX_TOKEN_LENGTH} bytes, and this file has {}", token.len())))
-}
-
-/// The certificate chain of the server and its private key. Their PEM files are read again when the content changes.
+/// The certificate chain of the server, its private key and, if clients need certificates, the authorities of those. The
+/// PEM files are read again when the content changes.
 #[derive(Debug)]
 pub struct Certificate(WatchedFiles<Pair>);
 
@@ -76,17 +39,25 @@ struct Pair {
     /// chain are ignored: this server cannot renew them, and a chain may contain an expired authority on purpose, for
     /// old clients.
     validity: Option<Validity>,
+    requires_client_certificate: bool,
 }
 
 impl Certificate {
-    /// Reads a certificate chain and its private key.
+    /// Reads a certificate chain and its private key. With `client_ca`, clients must present a certificate that an
+    /// authority in this file signed.
     ///
     /// # Errors
     ///
     /// If a file cannot be read, if it contains no certificate or no key, or if the certificate and the key do not
     /// match.
-    pub fn files(chain: PathBuf, key: PathBuf) -> io::Result<Certificate> {
-        WatchedFiles::new(&[chain, key], |files| Pair::new(&files[0], &files[1])).map(Certificate)
+    pub fn files(chain: PathBuf, key: PathBuf, client_ca: Option<PathBuf>) -> io::Result<Certificate> {
+        let paths: Vec<PathBuf> = [chain, key].into_iter().chain(client_ca).collect();
+        WatchedFiles::new(&paths, |files| Pair::new(&files[0], &files[1], files.get(2))).map(Certificate)
+    }
+
+    /// Returns whether clients must present a certificate.
+    pub fn requires_client_certificate(&self) -> bool {
+        self.0.current().value.requires_client_certificate
     }
 
     /// Returns an acceptor for TLS handshakes with the last certificate that could be used.
@@ -121,8 +92,8 @@ impl Certificate {
         // The check of the settings has already warned about the certificate at the start.
         let mut was_untimely = self.untimely().is_some();
         loop {
-            let remedy = "see that --tls-cert and --tls-key can be read and belong together; if only one of them was \
-                          replaced so far, replace the other";
+            let remedy = "see that --tls-cert, --tls-key and --tls-client-ca can be read, and that the first two belong \
+                          together; if only one of them was replaced so far, replace the other";
             let is_new = self.0.next_check("certificate", remedy).await;
             let untimely = self.untimely();
             if let Some(untimely) = untimely.as_ref().filter(|_| is_new || !was_untimely) {
@@ -134,27 +105,98 @@ impl Certificate {
 }
 
 impl Pair {
-    fn new(certificate: &FileContent, key: &FileContent) -> io::Result<Pair> {
-        let chain = CertificateDer::pem_slice_iter(&certificate.bytes)
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(|error| certificate.error(&error))?;
-        let Some(own) = chain.first() else {
-            return Err(certificate.error(&"there is no certificate in it: it must be a PEM file"));
-        };
-        let validity = X509Certificate::from_der(own).ok().map(|(_, own)| own.validity().clone());
+    fn new(certificate: &FileContent, key: &FileContent, client_ca: Option<&FileContent>) -> io::Result<Pair> {
+        let chain = certificates(certificate)?;
+        let validity = X509Certificate::from_der(&chain[0]).ok().map(|(_, own)| own.validity().clone());
         let secret = PrivateKeyDer::from_pem_slice(&key.bytes).map_err(|error| match error {
             pem::Error::NoItemsFound => key.error(&"there is no private key in it: it must be a PEM file"),
             error => key.error(&error),
         })?;
-        let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        let verifier = client_ca.map_or_else(|| Ok(WebPkiClientVerifier::no_client_auth()), client_verifier)?;
+        let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
-            .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, secret))
+            .and_then(|builder| builder.with_client_cert_verifier(verifier).with_single_cert(chain, secret))
             .map_err(|error| match error {
-                tokio_rustls::rustls::Error::InconsistentKeys(_) => key
+                Error::InconsistentKeys(_) => key
                     .error(&"this private key is not that of the certificate: name the two that belong together"),
                 error => certificate.error(&error),
             })?;
-        Ok(Pair { chain: certificate.path.clone(), config: Arc::new(config), validity })
+        if client_ca.is_some() {
+            // A resumed session would not verify the client certificate again.
+            config.session_storage = Arc::new(NoServerSessionStorage {});
+            config.send_tls13_tickets = 0;
+        }
+        Ok(Pair {
+            chain: certificate.path.clone(),
+            config: Arc::new(config),
+            validity,
+            requires_client_certificate: client_ca.is_some(),
+        })
+    }
+}
+
+/// Returns the certificates in a PEM file, at least one.
+fn certificates(file: &FileContent) -> io::Result<Vec<CertificateDer<'static>>> {
+    let certificates = CertificateDer::pem_slice_iter(&file.bytes).collect::<Result<Vec<_>, _>>();
+    let certificates = certificates.map_err(|error| file.error(&error))?;
+    if certificates.is_empty() {
+        return Err(file.error(&"there is no certificate in it: it must be a PEM file"));
+    }
+    Ok(certificates)
+}
+
+fn client_verifier(client_ca: &FileContent) -> io::Result<Arc<dyn ClientCertVerifier>> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(client_ca)? {
+        roots.add(certificate).map_err(|error| client_ca.error(&error))?;
+    }
+    WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::new(ring::default_provider()))
+        .build()
+        .map_err(|error| client_ca.error(&error))
+}
+
+/// Returns the name in the client certificate of a connection: the common name of its subject or, without one, its first
+/// alternative name. Returns `None` if the connection has no client certificate.
+pub(super) fn certificate_name(stream: &Stream) -> Option<String> {
+    let Either::Right(tls) = stream else { return None };
+    let certificate = tls.get_ref().1.peer_certificates()?.first()?;
+    let name = X509Certificate::from_der(certificate).ok().and_then(|(_, certificate)| {
+        let common_name = certificate.subject().iter_common_name().find_map(|name| name.as_str().ok());
+        let alternative = || match certificate.subject_alternative_name().ok()??.value.general_names.first()? {
+            GeneralName::DNSName(name) | GeneralName::URI(name) | GeneralName::RFC822Name(name) => Some(*name),
+            _ => None,
+        };
+        common_name.or_else(alternative).map(str::to_owned)
+    });
+    let name = name.unwrap_or_default();
+    let printable: String =
+        name.chars().filter(|character| !character.is_control()).take(MAX_NAME_LENGTH).collect();
+    Some(if printable.is_empty() { String::from("unnamed certificate") } else { printable })
+}
+
+/// Logs why the TLS handshake of a client failed.
+pub(super) fn log_failed_handshake(error: &io::Error) {
+    match error.get_ref().and_then(|cause| cause.downcast_ref::<Error>()) {
+        Some(Error::NoCertificatesPresented) => {
+            warn!("a client presented no certificate: give it one that an authority of --tls-client-ca signed");
+        }
+        Some(Error::InvalidCertificate(cause)) => {
+            let cause = match cause {
+                CertificateError::UnknownIssuer | CertificateError::BadSignature => {
+                    "no authority of --tls-client-ca signed it"
+                }
+                CertificateError::Expired | CertificateError::ExpiredContext { .. } => "it has expired: renew it",
+                CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+                    "it is not valid yet: is the clock right?"
+                }
+                cause => &cause.to_string(),
+            };
+            warn!("the certificate of a client is not accepted: {cause}");
+        }
+        _ => warn!(
+            %error,
+            "a client made no TLS handshake: does it speak TLS, and trust the certificate of --tls-cert?"
+        ),
     }
 }
 
@@ -165,21 +207,6 @@ mod tests {
     use rcgen::{CertificateParams, KeyPair};
 
     use super::*;
-
-    #[tokio::test]
-    async fn a_changed_file_changes_the_token_and_a_broken_one_does_not() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("token");
-        fs::write(&path, "first\n").unwrap();
-        let token = Token::file(path.clone()).unwrap();
-        assert!(token.admits(b"first") && !token.admits(b"second") && !token.admits(b""));
-        fs::write(&path, "second").unwrap();
-        assert!(token.0.check().await.unwrap());
-        assert!(token.admits(b"second") && !token.admits(b"first"));
-        fs::write(&path, "").unwrap();
-        assert!(token.0.check().await.is_err());
-        assert!(token.admits(b"second"), "an empty file does not change the token");
-    }
 
     #[tokio::test]
     async fn a_certificate_that_is_written_in_two_parts_is_used_once_it_is_whole() {
@@ -194,7 +221,7 @@ mod tests {
         let (first, first_key) = made();
         fs::write(&chain, &first).unwrap();
         fs::write(&key, &first_key).unwrap();
-        let certificate = Certificate::files(chain.clone(), key.clone()).unwrap();
+        let certificate = Certificate::files(chain.clone(), key.clone(), None).unwrap();
         let used = || Arc::clone(&certificate.0.current().value.config);
         let before = used();
 

@@ -1,6 +1,7 @@
 //! Serves logic nodes, which are the IM servers that use this sidecar. Each connection has a session, over TCP, TLS or
 //! a Unix socket.
 
+mod access;
 mod buffered_stream;
 mod control_requests;
 mod credentials;
@@ -11,9 +12,12 @@ mod requests;
 mod session;
 mod shared;
 mod socket_file;
+mod throttle;
+mod tokens;
 mod watched_files;
 
 use std::io;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,12 +28,15 @@ use tokio_util::task::TaskTracker;
 use tracing::field::Empty;
 use tracing::{Instrument, debug, info_span, warn};
 
-pub use self::credentials::{Certificate, Token, token_in};
+pub use self::access::Access;
+pub use self::credentials::Certificate;
 pub use self::limit_notices::report_reached_limits;
 pub use self::shared::{DRAIN_GRACE, Listener, ServerOptions, Shared};
 pub use self::socket_file::SocketFile;
 
+use self::access::Peer;
 use self::buffered_stream::{Socket, Stream};
+use self::credentials::log_failed_handshake;
 use self::session::Session;
 use self::shared::Phase;
 use crate::clock::stall_aware_timeout;
@@ -116,11 +123,14 @@ impl Acceptor {
         self.shared.metrics.connections_opened.inc();
         let (phase, mut closing, unanswered) = (self.phase.clone(), self.phase.clone(), self.unanswered.clone());
         let shared = Arc::clone(&self.shared);
-        let peer = match &socket {
-            Either::Left(tcp) => tcp.peer_addr().map_or_else(|_| String::new(), |peer| peer.to_string()),
-            Either::Right(_) => String::from("unix"),
+        let (peer, address) = match &socket {
+            Either::Left(tcp) => match tcp.peer_addr() {
+                Ok(address) => (Peer::Tcp(address.ip()), address.to_string()),
+                Err(_) => (Peer::Tcp(IpAddr::V4(Ipv4Addr::UNSPECIFIED)), String::new()),
+            },
+            Either::Right(_) => (Peer::Unix, String::from("unix")),
         };
-        let span = info_span!("connection", %peer, client = Empty);
+        let span = info_span!("connection", peer = %address, name = Empty, client = Empty);
         let connection = async move {
             // Hold the permit until the end of the task. It is released even if the task panics.
             let _permit = permit;
@@ -129,7 +139,7 @@ impl Acceptor {
                 _ = closing.wait_for(|phase| *phase == Phase::Closed) => None,
             };
             if let Some(stream) = stream {
-                Session::new(stream, shared, phase).run(unanswered.token()).await;
+                Session::new(stream, peer, shared, phase).run(unanswered.token()).await;
             }
         };
         self.tasks.spawn(contained(connection.instrument(span)));
@@ -203,10 +213,7 @@ async fn handshake(shared: &Shared, socket: Socket) -> Option<Stream> {
             debug!("the connection was closed before a TLS handshake began");
             return None;
         }
-        Some(Some(Err(error))) => warn!(
-            %error,
-            "a client made no TLS handshake: does it speak TLS, and trust the certificate of --tls-cert?"
-        ),
+        Some(Some(Err(error))) => log_failed_handshake(&error),
         None => debug!("the TLS handshake took too long"),
     }
     shared.metrics.refusals.of(Reason::TlsHandshake).inc();

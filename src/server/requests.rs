@@ -18,6 +18,7 @@ use super::buffered_stream::{IoEvent, READ_SIZE};
 use super::control_requests::not_hello;
 use super::pending_requests::Weight;
 use super::session::{Session, State};
+use super::tokens::Right;
 use crate::core::{Reason, Refusal, RequestBatch, SHORTEST_STALL, Submitted, WAKING_TIME};
 use crate::process::panics;
 use crate::protocol::codec::correlation_id;
@@ -138,15 +139,22 @@ impl Session {
 
     fn submit(&mut self, batch: &mut RequestBatch, now: Instant) {
         let (slots, mut adds) = (self.shared.rings.wheel().slots(), 0);
+        let not_permitted = self.check_right(Right::Produce).err().map(Arc::new);
         for request in &mut batch.requests {
             adds += u64::from(request.operation.is_add());
             let ack_timeout_ticks = request.operation.ack_timeout_ticks();
             if ack_timeout_ticks > slots {
                 request.refusal = Some(Arc::new(bad_ack_timeout(ack_timeout_ticks, slots)));
             }
+            if not_permitted.is_some() {
+                request.refusal.clone_from(&not_permitted);
+            }
         }
         self.shared.metrics.count_frames(FrameType::AddNewMsg, adds);
         self.shared.metrics.count_frames(FrameType::DelMsg, batch.requests.len() as u64 - adds);
+        if not_permitted.is_some() {
+            return self.send_answers(batch);
+        }
         let submitted = {
             let _shared = panics::shared();
             self.requester.submit(batch, now)

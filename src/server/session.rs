@@ -15,7 +15,9 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::Sleep;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
+use super::access::{Admission, Peer};
 use super::buffered_stream::{BufferedStream, Stream, descriptor};
+use super::credentials::certificate_name;
 use super::keep_alive::{Action, KeepAlive};
 use super::pending_requests::{MAX_REQUESTS, PendingRequests};
 use super::shared::{DRAIN_GRACE, Phase, Shared};
@@ -43,6 +45,11 @@ pub(super) struct Session {
     /// their sockets, and waits for them.
     pub(super) barrier: Member,
     pub(super) state: State,
+    pub(super) peer: Peer,
+    /// The name in the client certificate, if there is one.
+    pub(super) certificate_name: Option<String>,
+    /// The name and the rights of the connection; `None` until Hello is accepted.
+    pub(super) admission: Option<Admission>,
     pub(super) keep_alive: KeepAlive,
     /// The timer for `keep_alive`. It fires no later than the next check is due.
     timer: Pin<Box<Sleep>>,
@@ -77,14 +84,18 @@ pub(super) enum State {
 }
 
 impl Session {
-    pub(super) fn new(stream: Stream, shared: Arc<Shared>, phase: watch::Receiver<Phase>) -> Session {
+    pub(super) fn new(stream: Stream, peer: Peer, shared: Arc<Shared>, phase: watch::Receiver<Phase>) -> Session {
         let (codec, options) = (Codec::new(MAX_GREETING_LENGTH), &shared.options);
+        let certificate_name = certificate_name(&stream);
         let barrier = shared.read_barrier.join(Some(descriptor(&stream)));
         Session {
             stream: BufferedStream::new(stream, barrier.unprocessed_input(), codec, options.max_queued_bytes),
             barrier,
             phase,
             state: State::Greeting,
+            peer,
+            certificate_name,
+            admission: None,
             keep_alive: KeepAlive::new(
                 shared.clock.stall_aware_now(),
                 options.hello_timeout,

@@ -6,7 +6,8 @@ use std::time::Duration;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
 
-use super::credentials::{Certificate, Token};
+use super::access::Access;
+use super::credentials::Certificate;
 use super::socket_file::SocketFile;
 use crate::clock::Clock;
 use crate::core::{Rings, Store};
@@ -42,10 +43,9 @@ pub struct Shared {
     pub options: ServerOptions,
     /// The permits for further connections. Each open connection holds one permit.
     pub free_connections: Arc<Semaphore>,
-    /// The token that clients must present. With `None`, clients need no token.
-    pub token: Option<Token>,
     /// The certificate of the TCP listener. With `None`, the listener does not speak TLS.
     pub certificate: Option<Certificate>,
+    pub access: Access,
     pub store: Arc<dyn Store>,
     /// The rings of `store`.
     pub rings: Rings,

@@ -6,19 +6,18 @@
 //! hanging file system does not block tasks that use the value.
 
 use std::fmt;
-use std::fs::File;
 use std::io::{self, Read};
 use std::mem;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
-use rustix::fs::OFlags;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
+
+use crate::process::files::open_regular;
 
 /// How often the files are read.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -119,7 +118,7 @@ impl<T> Made<T> {
     /// being written.
     fn read_again(&self, make: fn(&[FileContent]) -> io::Result<T>) -> io::Result<Option<Made<T>>> {
         let paths = || self.files.iter().map(|file| &file.path);
-        let read = || paths().map(|path| FileContent::read_again(path)).collect::<io::Result<Vec<_>>>();
+        let read = || paths().map(|path| FileContent::read(path)).collect::<io::Result<Vec<_>>>();
         let found = read()?;
         if found == self.files {
             return Ok(None);
@@ -147,27 +146,10 @@ impl fmt::Debug for FileContent {
 }
 
 impl FileContent {
-    /// Reads a file. Refuses files of more than 1 MiB and files in UTF-16. If the path is a pipe, waits for its writer.
-    /// An error names the file.
+    /// Reads a regular file. Refuses files of more than 1 MiB and files in UTF-16. An error names the file.
     pub(super) fn read(path: &Path) -> io::Result<FileContent> {
-        FileContent::of(path, File::open(path))
-    }
-
-    /// Reads a file again. Refuses a path that is not a regular file, so that the call never waits for the writer of a
-    /// pipe.
-    fn read_again(path: &Path) -> io::Result<FileContent> {
-        let flags = OFlags::NONBLOCK.bits().cast_signed();
-        let file = File::options().read(true).custom_flags(flags).open(path);
-        let file = file.and_then(|file| {
-            let is_regular = file.metadata()?.is_file();
-            if is_regular { Ok(file) } else { Err(invalid("this is no regular file, and cannot be read again")) }
-        });
-        FileContent::of(path, file)
-    }
-
-    fn of(path: &Path, file: io::Result<File>) -> io::Result<FileContent> {
         let mut content = FileContent { path: path.to_owned(), bytes: Vec::new() };
-        let read = file.and_then(|file| file.take(MAX_LENGTH + 1).read_to_end(&mut content.bytes));
+        let read = open_regular(path).and_then(|file| file.take(MAX_LENGTH + 1).read_to_end(&mut content.bytes));
         read.map_err(|error| content.error(&error))?;
         if content.bytes.len() as u64 > MAX_LENGTH {
             return Err(content.error(&format_args!("this file is longer than {MAX_LENGTH} bytes")));
@@ -183,17 +165,13 @@ impl FileContent {
 
     /// Returns an error that names the file and the fault.
     pub(super) fn error(&self, why: &dyn fmt::Display) -> io::Error {
-        invalid(&format!("{}: {why}", self.path.display()))
+        io::Error::new(io::ErrorKind::InvalidData, format!("{}: {why}", self.path.display()))
     }
-}
-
-fn invalid(why: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::fs::{self, File};
     use std::slice::from_ref;
 
     use rustix::fs::{CWD, FileType, Mode, mknodat};
@@ -242,6 +220,7 @@ mod tests {
         let watched = WatchedFiles::new(from_ref(&path), text).unwrap();
         fs::remove_file(&path).unwrap();
         mknodat(CWD, &path, FileType::Fifo, Mode::RWXU, 0).unwrap();
+        assert!(WatchedFiles::new(from_ref(&path), text).is_err(), "nor at the start");
         assert!(matches!(watched.check().await, Err(error) if error.to_string().contains("no regular file")));
         assert_eq!(watched.current().value, "first");
     }

@@ -1,6 +1,7 @@
 //! Certificates of servers, and who vouches for them.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -38,19 +39,30 @@ impl Authority {
         self.certify_for(files, age, (YEAR_2000, YEAR_3000));
     }
 
-    /// The same, valid from one time to another, in seconds since 1970.
-    pub fn certify_for(&self, files: &Files, age: u64, (from, to): (u64, u64)) {
+    /// Writes the certificate and the key of a client of this name, valid from one time to another, in seconds since 1970.
+    pub fn certify_client(&self, files: &Files, name: &str, years: (u64, u64)) {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.distinguished_name.push(DnType::CommonName, name);
+        self.sign(params, files, years);
+    }
+
+    /// The same as `certify`, valid from one time to another, in seconds since 1970.
+    pub fn certify_for(&self, files: &Files, age: u64, years: (u64, u64)) {
+        self.sign(CertificateParams::new(vec![String::from("127.0.0.1")]).unwrap(), files, years);
+        for path in [&files.certificate, &files.key] {
+            let later = SystemTime::now() + Duration::from_secs(age);
+            fs::File::options().write(true).open(path).unwrap().set_modified(later).unwrap();
+        }
+    }
+
+    fn sign(&self, mut params: CertificateParams, files: &Files, (from, to): (u64, u64)) {
         let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::new(vec![String::from("127.0.0.1")]).unwrap();
         let at = |seconds| date_time_ymd(1970, 1, 1) + Duration::from_secs(seconds);
         (params.not_before, params.not_after) = (at(from), at(to));
         let certificate = params.signed_by(&key, &self.issuer).unwrap();
         fs::write(&files.certificate, certificate.pem()).unwrap();
         fs::write(&files.key, key.serialize_pem()).unwrap();
-        for path in [&files.certificate, &files.key] {
-            let later = SystemTime::now() + Duration::from_secs(age);
-            fs::File::options().write(true).open(path).unwrap().set_modified(later).unwrap();
-        }
+        fs::set_permissions(&files.key, fs::Permissions::from_mode(0o600)).unwrap();
     }
 }
 
