@@ -252,7 +252,9 @@ fn a_pipe_in_place_of_a_file_is_refused_and_not_waited_for() {
     ] {
         assert_names(check(flags).error(64), &[pipe, "no regular file"]);
     }
-    assert_names(Run::of(&mut program(&["ping", "--token-file", pipe])).error(64), &[pipe, "no regular file"]);
+    for flag in ["--token-file", "--tls-ca"] {
+        assert_names(Run::of(&mut program(&["ping", flag, pipe])).error(64), &[flag, pipe, "no regular file"]);
+    }
 }
 
 #[test]
@@ -296,11 +298,16 @@ fn a_client_certificate_is_required_and_each_wrong_one_is_named_on_both_sides() 
         assert!(sidecar.log().line(server_says).is_some(), "{}", sidecar.log().text());
         assert_eq!(sidecar.metrics().refusals("tls_handshake"), before + 1);
     }
+    fs::write(&client_ca, fs::read(&trusted).unwrap()).unwrap();
+    assert!(sidecar.log().line("the certificate has changed and was read again").is_some());
+    assert_names(ping(Some(&strange)).output(), &["answered in"]);
+    ping(Some(&right)).error(1);
+
     let mut watch = sidecar.command(&["watch", "--tls-ca", trusted.to_str().unwrap()]);
-    let [_, certificate, _, key] = right.flags();
+    let [_, certificate, _, key] = strange.flags();
     watch.args(["--tls-client-cert", certificate, "--tls-client-key", key]);
     let mut watch = crate::support::process::Process::spawn(&mut watch);
-    wait_until("its name is shown", || connections(&sidecar) == [(String::from("node-7"), 1)]);
+    wait_until("its name is shown", || connections(&sidecar) == [(String::from("node-8"), 1)]);
     watch.kill();
     assert_names(
         Run::of(&mut program(&["ping", "--tls-client-cert", certificate])).error(64),

@@ -46,6 +46,7 @@
 mod address;
 mod connection;
 mod error;
+mod files;
 mod handshake;
 mod keep_alive;
 mod options;
@@ -57,7 +58,6 @@ mod subscription;
 mod tests;
 #[cfg(feature = "tls")]
 mod tls;
-mod token_file;
 
 use std::fmt;
 use std::sync::Arc;

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::error::ClientError;
+use super::files::read_token;
 #[cfg(feature = "tls")]
 use super::tls::Tls;
-use super::token_file;
 use crate::protocol::frame::{Hello, MAX_TOKEN_LENGTH, Secret, Subscribe, VERSIONS};
 
 /// The maximum length of a client name or a group name, in bytes: the protocol encodes the length in one byte.
@@ -105,12 +105,12 @@ impl ClientOptions {
     ///
     /// If the file cannot be read, or has no token. The error names the file.
     pub fn check_token_file(&self) -> io::Result<()> {
-        self.token_file.as_deref().map_or(Ok(()), |path| token_file::read(path).map(drop))
+        self.token_file.as_deref().map_or(Ok(()), |path| read_token(path).map(drop))
     }
 
     /// Returns the frame that opens a connection. Reads the token file, if there is one.
     pub(super) fn hello(&self) -> Result<Hello, ClientError> {
-        let token = match self.token_file.as_deref().map(token_file::read) {
+        let token = match self.token_file.as_deref().map(read_token) {
             None => self.token.clone().unwrap_or_default(),
             Some(Ok(token)) => Secret(token),
             Some(Err(cause)) => return Err(ClientError::TokenFile(Arc::new(cause))),

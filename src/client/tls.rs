@@ -14,6 +14,8 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName}
 use tokio_rustls::rustls::sign::{CertifiedKey, SingleCertAndKey};
 use tokio_rustls::rustls::{AlertDescription, CertificateError, ClientConfig, Error, RootCertStore};
 
+use super::files::{read, wrong};
+
 /// The certificates that a client trusts when a server uses TLS, and the certificate that it presents, if it has one.
 #[derive(Clone)]
 pub struct Tls {
@@ -46,7 +48,7 @@ impl Tls {
     ///
     /// Fails if a file cannot be read, has no certificate or no key, or if the two do not belong together.
     pub fn presenting(self, certificate: &Path, key: &Path) -> io::Result<Tls> {
-        let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| wrong(key, &error))?;
+        let secret = PrivateKeyDer::from_pem_slice(&read(key)?).map_err(|error| wrong(key, &error))?;
         let pair = CertifiedKey::from_der(certificates(certificate)?, secret, &ring::default_provider());
         let pair = pair.map_err(|error| match error {
             Error::InconsistentKeys(_) => wrong(key, &"this private key is not that of the certificate"),
@@ -73,12 +75,8 @@ impl Tls {
     }
 }
 
-fn wrong(file: &Path, error: &dyn fmt::Display) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("{}: {error}", file.display()))
-}
-
 fn certificates(file: &Path) -> io::Result<Vec<CertificateDer<'static>>> {
-    let certificates = CertificateDer::pem_file_iter(file).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let certificates = CertificateDer::pem_slice_iter(&read(file)?).collect::<Result<Vec<_>, _>>();
     let certificates = certificates.map_err(|error| wrong(file, &error))?;
     if certificates.is_empty() {
         return Err(wrong(file, &"there is no certificate in it"));

@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn errors_name_the_line_and_no_token() {
         let long = "s".repeat(MAX_TOKEN_LENGTH + 1);
-        let many: String = (0..=MAX_TOKENS).map(|number| format!("s{number}\n")).collect();
+        let many = (0..=MAX_TOKENS).map(|number| format!("s{number}")).collect::<Vec<_>>().join("\n");
         for (text, words) in [
             ("", "no token in it"),
             ("# nothing\n\n", "no token in it"),
