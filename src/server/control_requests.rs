@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tracing::{Span, debug, info, warn};
 
+use super::access::Peer;
 use super::pending_requests::{Completed, Weight};
 use super::session::{Session, State};
 use super::shared::MAX_CREDIT;
@@ -71,8 +72,8 @@ impl Session {
     pub(super) fn refuse(&mut self, correlation: u32, refusal: &Refusal) {
         if refusal.reason == Reason::Unauthorized {
             warn!("a client sent no token, or none of those in --token-file: give the client one of them");
-        } else if refusal.reason == Reason::TooManyAttempts {
-            warn!(%refusal, "a client is turned away: find out which client sends wrong tokens");
+        } else if let (Reason::TooManyAttempts, Peer::Tcp(address)) = (refusal.reason, self.peer) {
+            warn!(%address, "too many wrong tokens from this address: find the client that sends them");
         } else if refusal.reason == Reason::UnsupportedVersion {
             warn!(%refusal, "a client that has no protocol version in common with this server is turned away");
         } else if refusal.reason.closes() && self.state != State::Greeting {
