@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ackwheel::client::{AddOptions, Client, ClientOptions};
+use ackwheel::client::{AddOptions, Client, ClientOptions, SubscribeOptions};
 use ackwheel::core::Message;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use socket2::{Domain, Socket, Type};
@@ -91,6 +91,33 @@ fn a_token_rotates_under_load_and_no_request_of_a_client_that_follows_is_refused
     load_until(&|| true);
     assert_eq!(sidecar.metrics().refusals("unauthorized"), 1, "the one that came with the old token");
     assert!(!sidecar.log().text().contains("0123456789abcdef"), "no token in the log");
+}
+
+#[test]
+fn a_subscription_whose_token_is_refused_comes_back_with_the_next_token_of_its_file() {
+    let (_folder, of_server) = secret_file(OLD);
+    let (_other, of_client) = secret_file(OLD);
+    let flags = ["--tick", "50ms", "--slots", "3", "--token-file", of_server.to_str().unwrap()];
+    let mut sidecar = Sidecar::start(&flags);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let options = ClientOptions::default().token_file(&of_client);
+    let client = runtime.block_on(Client::connect(sidecar.listen.into(), options)).unwrap();
+    let group = SubscribeOptions::default().group("default");
+    let mut subscription = runtime.block_on(client.subscribe(group)).unwrap();
+
+    fs::write(&of_server, NEW).unwrap();
+    let listen = sidecar.listen.to_string();
+    sidecar.kill();
+    let serve = ["serve", "--listen", &listen, "--admin", "127.0.0.1:0"];
+    let sidecar = Sidecar::spawn(program(&serve).args(flags));
+    wait_until("both connections are refused", || sidecar.metrics().refusals("unauthorized") >= 4);
+    fs::write(&of_client, NEW).unwrap();
+    sidecar.wait_for_subscribers(1);
+    let batch = runtime.block_on(async {
+        client.add_new_msg(&[Message::new(1, 1)], AddOptions::default()).await.unwrap();
+        subscription.next().await
+    });
+    assert_eq!(batch.unwrap().unwrap().messages.len(), 1);
 }
 
 #[test]

@@ -76,7 +76,8 @@ setters! {
         /// Sets the secret that the server requires.
         token(token: impl Into<Vec<u8>>) = Some(Secret(token.into()));
         /// Sets the file with the secret that the server requires. The client presents the first token of the file, in
-        /// the format of the server's `--token-file`. It reads the file again for every connection.
+        /// the format of the server's `--token-file`. It reads the file again for every connection, and
+        /// does not give up a subscription when it is refused a token of the file.
         token_file(path: impl Into<PathBuf>) = Some(path.into());
         /// Sets the certificates to trust, and turns on TLS for TCP connections.
         #[cfg(feature = "tls")]

@@ -28,7 +28,7 @@ use super::handshake::{Dialer, OpenConnection};
 use super::options::ClientOptions;
 use super::pending_requests::{Answer, Caller, LEAST_WEIGHT, PendingRequests, Request};
 use super::received_batches::ReceivedBatches;
-use crate::core::Promise;
+use crate::core::{Promise, Reason};
 use crate::protocol::frame::{Body, MAX_MESSAGES, Welcome};
 
 /// The number of permits of the window: about one million messages of 16 bytes, which take 16 MiB.
@@ -257,7 +257,7 @@ impl Task {
             };
             if let ClientError::Refused(_) = error {
                 self.requests.fail_waiting(&error);
-                if let Some(received) = self.received.as_ref().filter(|_| !error.is_retryable()) {
+                if let Some(received) = self.received.as_ref().filter(|_| self.is_final(&error)) {
                     received.end(Some(error.clone()));
                     self.requests.end(&error);
                     return None;
@@ -268,6 +268,13 @@ impl Task {
             }
             cause = error.to_string().into();
         }
+    }
+
+    /// Returns whether later attempts to connect would be refused too. A wrong token of a file is not final: the file is
+    /// read again, and may be replaced before the server has read its own.
+    fn is_final(&self, error: &ClientError) -> bool {
+        let may_change = self.dialer.options.token_file.is_some() && error.reason() == Some(Reason::Unauthorized);
+        !error.is_retryable() && !may_change
     }
 
     fn next_pause(&mut self) -> Duration {
