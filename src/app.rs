@@ -25,7 +25,7 @@ use crate::memory::{MemoryOptions, MemoryStore, Recovery, StateError};
 use crate::metrics::{Metrics, gauge_value};
 use crate::process::thread::RuntimeThread;
 use crate::redis::{RedisOptions, RedisStore, RedisStoreError};
-use crate::server::{self, Certificate, Listener, Server, SocketFile};
+use crate::server::{self, Certificate, Listener, MemoryBudget, Server, SocketFile};
 use crate::ticker::Ticker;
 use crate::ticker::precise_timer::PreciseTimer;
 use crate::ticker::read_barrier::ReadBarrier;
@@ -104,6 +104,7 @@ impl Sidecar {
         }
         let shared = Arc::new(server::Shared {
             free_connections: Arc::new(Semaphore::new(config.server.max_connections)),
+            memory: Arc::new(MemoryBudget::new(config.server.max_connection_memory)),
             options: config.server,
             access: config.access,
             certificate: config.certificate,

@@ -22,6 +22,7 @@ mod command_line;
 mod compare;
 mod concurrent;
 mod configuration;
+mod connection_memory;
 mod connections;
 mod dashboards;
 mod delivery_fairness;

@@ -114,6 +114,7 @@ impl Settings {
                 hello_timeout: values.hello_timeout,
                 ping_interval: third_of_ring.clamp(Duration::from_secs(1), Duration::from_secs(10)),
                 max_queued_bytes: values.max_queued_bytes,
+                max_connection_memory: values.max_connection_memory,
             },
             log: values.log.clone(),
             log_format: values.log_format,

@@ -197,6 +197,10 @@ settings! {
     /// Bytes that may wait for a connection to take them. Beyond them it is not read from, and if it takes nothing
     /// more it is closed [default: 4194304]
     CONNECTIONS, max_queued_bytes: usize, "ACKWHEEL_MAX_QUEUED_BYTES", "BYTES", 4 * 1_024 * 1_024, 1..;
+    /// Bytes that the buffers of all connections may have together, at least 16777216. Beyond them, the connection with
+    /// the largest buffers is closed [default: 268435456]
+    CONNECTIONS, max_connection_memory: usize, "ACKWHEEL_MAX_CONNECTION_MEMORY", "BYTES", 256 * 1_024 * 1_024,
+        16 * 1_024 * 1_024.., "at least 16777216";
     /// Time that a new connection may take to say Hello before it is closed [default: 5s]
     #[serde(with = "humantime_serde")]
     CONNECTIONS, hello_timeout: Duration, "ACKWHEEL_HELLO_TIMEOUT", "DURATION", seconds(5), POSITIVE, UP_TO_A_YEAR;

@@ -19,6 +19,7 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::either::Either;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
+use super::memory_budget::Charge;
 use crate::core::{MAX_BATCH_MESSAGES, RequestBatch};
 use crate::protocol::codec::EchoedPings;
 use crate::protocol::frame::TIMED_OUT_LENGTH;
@@ -55,11 +56,36 @@ pub(super) enum IoEvent {
     Written,
     /// A write failed: the peer takes no more bytes. Bytes that the peer sent earlier may still be read.
     WriteFailed,
+    /// The memory budget has chosen this connection to be closed.
+    OverBudget,
 }
 
 thread_local! {
     /// The buffer into which all connections of a thread read, so that an idle connection needs no memory for input.
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Bytes, and the memory that was allocated for them.
+#[derive(Default)]
+struct Buffer {
+    bytes: BytesMut,
+    /// The largest capacity since the memory was allocated. Taking bytes from the front reduces the capacity of
+    /// `bytes`, but frees nothing.
+    allocated: usize,
+}
+
+impl Buffer {
+    fn allocated(&mut self) -> usize {
+        self.allocated = self.allocated.max(self.bytes.capacity());
+        self.allocated
+    }
+
+    /// If there are no bytes, frees memory that is large, or that the memory budget does not let the connection keep.
+    fn free_if_unused(&mut self, charge: &Charge) {
+        if self.bytes.is_empty() && (self.allocated() > KEEP_CAPACITY || !charge.may_keep()) {
+            *self = Buffer::default();
+        }
+    }
 }
 
 pub(super) struct BufferedStream {
@@ -68,11 +94,10 @@ pub(super) struct BufferedStream {
     /// tick expires, the barrier asks marked connections to read and process their bytes.
     unprocessed_input: UnprocessedInput,
     pub(super) codec: Codec,
-    input: BytesMut,
-    /// The maximum length of `input` since its memory was allocated. If it exceeds [`KEEP_CAPACITY`], the memory is
-    /// freed once `input` is empty. The capacity cannot be compared instead, because decoding reduces it.
-    input_grown: usize,
-    output: BytesMut,
+    input: Buffer,
+    output: Buffer,
+    /// Charges the memory of `input` and `output`.
+    charge: Charge,
     /// The length of `output` at which the connection stops reading.
     max_queued: usize,
     /// Whether the stream may still buffer bytes that were written to it, as a TLS stream does.
@@ -89,14 +114,15 @@ impl BufferedStream {
         unprocessed_input: UnprocessedInput,
         codec: Codec,
         max_queued: usize,
+        charge: Charge,
     ) -> BufferedStream {
         BufferedStream {
             stream,
             unprocessed_input,
             codec,
-            input: BytesMut::new(),
-            input_grown: 0,
-            output: BytesMut::new(),
+            input: Buffer::default(),
+            output: Buffer::default(),
+            charge,
             max_queued,
             is_unflushed: false,
             has_ended: false,
@@ -108,17 +134,17 @@ impl BufferedStream {
     #[inline]
     pub(super) fn write(&mut self, encode: impl FnOnce(&Codec, &mut BytesMut)) {
         if !self.write_failed {
-            encode(&self.codec, &mut self.output);
+            encode(&self.codec, &mut self.output.bytes);
         }
     }
 
     /// Answers the Pings at the front of the input, and skips the Pongs. Stops at any other frame.
     pub(super) fn echo_pings(&mut self) -> EchoedPings {
-        let before = self.output.len();
-        let echoed = self.codec.echo_pings(&self.input, &mut self.output);
-        self.input.advance(echoed.bytes);
+        let before = self.output.bytes.len();
+        let echoed = self.codec.echo_pings(&self.input.bytes, &mut self.output.bytes);
+        self.input.bytes.advance(echoed.bytes);
         if self.write_failed {
-            self.output.truncate(before);
+            self.output.bytes.truncate(before);
         }
         echoed
     }
@@ -126,15 +152,15 @@ impl BufferedStream {
     /// Moves AddNewMsg and DelMsg frames from the front of the input into `batch`. Stops at any other frame, or when
     /// the batch has `most` messages or more. `revolution` is the default ack timeout in ticks.
     pub(super) fn take_requests(&mut self, batch: &mut RequestBatch, most: usize, revolution: u16) {
-        let taken = self.codec.take_requests(&self.input, batch, most, revolution);
-        self.input.advance(taken);
+        let taken = self.codec.take_requests(&self.input.bytes, batch, most, revolution);
+        self.input.bytes.advance(taken);
     }
 
     /// Takes the next frame from the input. Returns `None` if the input contains no complete frame.
     pub(super) fn decode(&mut self) -> Result<Option<Decoded>, DecodeError> {
-        let decoded = self.codec.decode(&mut self.input)?;
-        if decoded.is_none() && self.input.is_empty() && self.input_grown > KEEP_CAPACITY {
-            (self.input, self.input_grown) = (BytesMut::new(), 0);
+        let decoded = self.codec.decode(&mut self.input.bytes)?;
+        if decoded.is_none() {
+            self.input.free_if_unused(&self.charge);
         }
         Ok(decoded)
     }
@@ -142,18 +168,18 @@ impl BufferedStream {
     /// Returns whether the output is shorter than its limit. Otherwise nothing may be read, because the answers would
     /// make the output longer.
     pub(super) fn has_room(&self) -> bool {
-        self.output.len() < self.max_queued
+        self.output.bytes.len() < self.max_queued
     }
 
     /// Returns whether a batch may be queued. Batches may use only half of the output. So a peer that does not read its
     /// batches for a while can still send requests and Acks.
     pub(super) fn has_room_for_batches(&self) -> bool {
-        self.output.len() < self.max_queued.div_ceil(2)
+        self.output.bytes.len() < self.max_queued.div_ceil(2)
     }
 
     /// Returns whether the socket has taken all queued bytes.
     pub(super) fn is_flushed(&self) -> bool {
-        self.output.is_empty() && !self.is_unflushed
+        self.output.bytes.is_empty() && !self.is_unflushed
     }
 
     /// Returns whether bytes of the peer wait in the socket and may be read. Asks the kernel, because Tokio learns of
@@ -170,19 +196,45 @@ impl BufferedStream {
         SockRef::from(&descriptor(&self.stream)).recv_buffer_size().unwrap_or_default().max(READ_SIZE)
     }
 
+    /// Drops all bytes that were read or queued. Returns whether the peer has taken all frames whose writing had begun,
+    /// so that a further frame can follow.
+    pub(super) fn discard(&mut self) -> bool {
+        let was_flushed = self.is_flushed();
+        (self.input, self.output) = (Buffer::default(), Buffer::default());
+        was_flushed
+    }
+
+    /// Charges the memory of both buffers.
+    fn charge(&mut self) {
+        let bytes = self.input.allocated() + self.output.allocated();
+        self.charge.set(bytes);
+    }
+
     /// Writes queued bytes. If nothing can be written now and `read` is set, reads. Cancel-safe.
     pub(super) async fn read_or_write(&mut self, read: bool) -> io::Result<IoEvent> {
+        self.charge();
         poll_fn(|context| {
+            if self.charge.take_closed() {
+                return Poll::Ready(Ok(IoEvent::OverBudget));
+            }
             match self.poll_write(context) {
                 Poll::Ready(Ok(true)) => return Poll::Ready(Ok(IoEvent::Written)),
                 Poll::Ready(Ok(false)) | Poll::Pending => {}
                 Poll::Ready(Err(_)) => {
                     // Return no error, because bytes that the peer sent earlier may still be unread.
-                    (self.write_failed, self.is_unflushed, self.output) = (true, false, BytesMut::new());
+                    (self.write_failed, self.is_unflushed, self.output) = (true, false, Buffer::default());
                     return Poll::Ready(Ok(IoEvent::WriteFailed));
                 }
             }
-            if read && !self.has_ended && self.has_room() { self.poll_read(context) } else { Poll::Pending }
+            if read
+                && !self.has_ended
+                && self.has_room()
+                && let Poll::Ready(read) = self.poll_read(context)
+            {
+                return Poll::Ready(read);
+            }
+            self.charge.wake_when_closed(context);
+            if self.charge.take_closed() { Poll::Ready(Ok(IoEvent::OverBudget)) } else { Poll::Pending }
         })
         .await
     }
@@ -206,22 +258,21 @@ impl BufferedStream {
             return Poll::Ready(Ok(false));
         }
         self.unprocessed_input.set();
-        if self.output.is_empty() {
+        if self.output.bytes.is_empty() {
             ready!(Pin::new(&mut self.stream).poll_flush(context))?;
             self.is_unflushed = false;
             return Poll::Ready(Ok(true));
         }
-        let written = ready!(Pin::new(&mut self.stream).poll_write(context, &self.output))?;
+        let written = ready!(Pin::new(&mut self.stream).poll_write(context, &self.output.bytes))?;
         if written == 0 {
             return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
         }
         self.is_unflushed = true;
-        if written < self.output.len() {
-            self.output.advance(written);
-        } else if self.output.capacity() > KEEP_CAPACITY {
-            self.output = BytesMut::new();
+        if written < self.output.bytes.len() {
+            self.output.bytes.advance(written);
         } else {
-            self.output.clear();
+            self.output.bytes.clear();
+            self.output.free_if_unused(&self.charge);
         }
         Poll::Ready(Ok(true))
     }
@@ -239,8 +290,8 @@ impl BufferedStream {
             }
             let read = buffer.filled();
             self.has_ended = read.is_empty();
-            self.input.extend_from_slice(read);
-            self.input_grown = self.input_grown.max(self.input.len());
+            self.input.bytes.extend_from_slice(read);
+            self.charge();
             Poll::Ready(Ok(if read.is_empty() { IoEvent::Ended } else { IoEvent::Read(read.len()) }))
         })
     }
@@ -250,7 +301,7 @@ impl BufferedStream {
     /// written last. `unanswered` is the token of a connection whose last answers are not written yet.
     pub(super) async fn close(mut self, unanswered: TaskTrackerToken) {
         while !self.is_flushed() && !self.write_failed {
-            if self.read_or_write(false).await.is_err() {
+            if !matches!(self.read_or_write(false).await, Ok(IoEvent::Written | IoEvent::WriteFailed)) {
                 return;
             }
         }
@@ -279,11 +330,14 @@ pub(super) fn descriptor(stream: &Stream) -> BorrowedFd<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use futures_util::FutureExt;
     use tokio::net::UnixStream;
 
     use super::*;
     use crate::protocol::frame::{Body, Frame, MAX_GREETING_LENGTH};
+    use crate::server::memory_budget::MemoryBudget;
     use crate::ticker::read_barrier::ReadBarrier;
 
     #[tokio::test]
@@ -296,6 +350,7 @@ mod tests {
             unprocessed_input.clone(),
             Codec::new(MAX_GREETING_LENGTH),
             1_024,
+            Arc::new(MemoryBudget::new(usize::MAX)).open(),
         );
         assert!(stream.read_or_write(true).now_or_never().is_none());
         assert!(!unprocessed_input.is_set());

@@ -20,7 +20,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The limits that an operator sets. Each has the reason of its refusals, and the line to log when the limit is
 /// reached.
-const LIMITS: [(Reason, &str); 3] = [
+const LIMITS: [(Reason, &str); 4] = [
     (
         Reason::MaxInFlight,
         "max-in-flight reached: rejecting adds, so their messages are not tracked; raise --max-in-flight, or \
@@ -34,6 +34,11 @@ const LIMITS: [(Reason, &str); 3] = [
     (
         Reason::TooManyConnections,
         "max-connections reached: closing new connections; share connections, or raise --max-connections",
+    ),
+    (
+        Reason::ConnectionMemory,
+        "max-connection-memory reached: closing the connections with the largest buffers; find clients that do not \
+         read or send half requests, or raise --max-connection-memory",
     ),
 ];
 

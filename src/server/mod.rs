@@ -7,6 +7,7 @@ mod control_requests;
 mod credentials;
 mod keep_alive;
 mod limit_notices;
+mod memory_budget;
 mod pending_requests;
 mod requests;
 mod session;
@@ -31,6 +32,7 @@ use tracing::{Instrument, debug, info_span, warn};
 pub use self::access::Access;
 pub use self::credentials::Certificate;
 pub use self::limit_notices::report_reached_limits;
+pub use self::memory_budget::MemoryBudget;
 pub use self::shared::{DRAIN_GRACE, Listener, ServerOptions, Shared};
 pub use self::socket_file::SocketFile;
 

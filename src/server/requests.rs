@@ -85,6 +85,7 @@ impl Session {
             // End the subscription, so that its batches go to subscribers that can still read.
             Ok(IoEvent::WriteFailed) => self.subscription = None,
             Ok(IoEvent::Ended) => self.end(),
+            Ok(IoEvent::OverBudget) => self.close_over_budget(),
             Err(error) => {
                 debug!(%error, "connection lost");
                 self.state = State::Closing;

@@ -14,6 +14,7 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::Sleep;
 use tokio_util::task::task_tracker::TaskTrackerToken;
+use tracing::info;
 
 use super::access::{Admission, Peer};
 use super::buffered_stream::{BufferedStream, Stream, descriptor};
@@ -22,7 +23,7 @@ use super::keep_alive::{Action, KeepAlive};
 use super::pending_requests::{MAX_REQUESTS, PendingRequests};
 use super::shared::{DRAIN_GRACE, Phase, Shared};
 use crate::clock::stall_aware_timeout;
-use crate::core::{Delivery as Delivered, Refusal, RequestBatch, Requester};
+use crate::core::{Delivery as Delivered, Reason, Refusal, RequestBatch, Requester};
 use crate::delivery::Subscription;
 use crate::process::panics::contained;
 use crate::protocol::Codec;
@@ -89,7 +90,13 @@ impl Session {
         let certificate_name = certificate_name(&stream);
         let barrier = shared.read_barrier.join(Some(descriptor(&stream)));
         Session {
-            stream: BufferedStream::new(stream, barrier.unprocessed_input(), codec, options.max_queued_bytes),
+            stream: BufferedStream::new(
+                stream,
+                barrier.unprocessed_input(),
+                codec,
+                options.max_queued_bytes,
+                shared.memory.open(),
+            ),
             barrier,
             phase,
             state: State::Greeting,
@@ -219,6 +226,24 @@ impl Session {
             Action::Ping => self.send(&Frame::new(0, Body::Ping(Vec::new()))),
             Action::Close(refusal) => self.refuse(0, &refusal),
         }
+    }
+
+    /// Closes the connection, because the memory budget has chosen it. Its buffers are dropped at once, with the answers
+    /// in them. Sends an Error frame only if no other frame is half written.
+    pub(super) fn close_over_budget(&mut self) {
+        let refusal = Refusal::new(
+            Reason::ConnectionMemory,
+            "the buffers of all connections reached --max-connection-memory, and those of this connection were the \
+             largest: read answers while sending, send smaller requests, or ask for less credit",
+        );
+        if self.stream.discard() {
+            self.refuse(0, &refusal);
+        } else {
+            info!(%refusal, "connection closed");
+            self.shared.metrics.refusals.of(refusal.reason).inc();
+            self.stream.write_failed = true;
+        }
+        self.state = State::Closing;
     }
 
     /// Queues a frame.

@@ -8,6 +8,7 @@ use tokio::sync::Semaphore;
 
 use super::access::Access;
 use super::credentials::Certificate;
+use super::memory_budget::MemoryBudget;
 use super::socket_file::SocketFile;
 use crate::clock::Clock;
 use crate::core::{Rings, Store};
@@ -35,6 +36,8 @@ pub struct ServerOptions {
     pub ping_interval: Duration,
     /// The number of queued bytes at which a session stops reading. At half of this number it stops sending batches.
     pub max_queued_bytes: usize,
+    /// The number of bytes that the buffers of all connections may have together.
+    pub max_connection_memory: usize,
 }
 
 /// The parts of a sidecar that all connections share.
@@ -51,6 +54,8 @@ pub struct Shared {
     pub rings: Rings,
     pub delivery: Arc<Delivery>,
     pub clock: Arc<Clock>,
+    /// The memory of the buffers of all connections.
+    pub memory: Arc<MemoryBudget>,
     pub read_barrier: Arc<ReadBarrier>,
     pub metrics: Arc<Metrics>,
 }
