@@ -69,6 +69,8 @@ reasons! {
     SlowReader = 10, "slow_reader", RETRYABLE;
     /// The TLS handshake failed or took too long.
     TlsHandshake = 11, "tls_handshake", FINAL;
+    /// The sidecar is starting, and its store is not open yet.
+    Starting = 13, "starting", RETRYABLE;
 
     /// This version does not know the type of the frame.
     UnknownType = 32, "unknown_type", FINAL;
