@@ -36,19 +36,20 @@ impl Guarded {
         Guarded { sidecar, socket, _folder: folder }
     }
 
-    fn greet(&self, mut connection: Raw) -> Raw {
-        let welcome = connection.ask(&frames::hello((1, 1), b"a token that nobody guesses"));
-        assert_eq!(welcome.kind, frames::WELCOME, "{welcome:?}");
-        connection
-    }
-
     fn tcp(&self) -> Raw {
-        self.greet(Raw::tcp(self.sidecar.listen))
+        greet(Raw::tcp(self.sidecar.listen))
     }
 
     fn unix(&self) -> Raw {
-        self.greet(Raw::unix(&self.socket))
+        greet(Raw::unix(&self.socket))
     }
+}
+
+/// Says Hello with the token.
+fn greet(mut connection: Raw) -> Raw {
+    let welcome = connection.ask(&frames::hello((1, 1), b"a token that nobody guesses"));
+    assert_eq!(welcome.kind, frames::WELCOME, "{welcome:?}");
+    connection
 }
 
 fn assert_serves(connection: &mut Raw, id: u64) {
@@ -79,10 +80,9 @@ fn strangers_fill_their_own_places_and_the_oldest_makes_room() {
     for stream in [&over_tcp[0], &over_tcp[99]] {
         assert!(matches!(peek(stream), Ok(0) | Err(_)), "it is closed");
     }
-    over_tcp[PLACES.0 as usize + 99].set_nonblocking(true).unwrap();
-    assert!(
-        peek(&over_tcp[PLACES.0 as usize + 99]).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
-    );
+    let newest = over_tcp.last().unwrap();
+    newest.set_nonblocking(true).unwrap();
+    assert!(peek(newest).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock), "it stays");
     drop((over_tcp, over_unix));
     wait_until("they are gone", || metrics().count("unauthenticated_connections") == 0);
 }

@@ -91,7 +91,7 @@ impl Acceptor {
         };
         let span = info_span!("connection", %peer, client = Empty);
         let (acceptor, mut closing) = (self.clone(), self.phase.clone());
-        let spawn = |place| {
+        let start = |place| {
             let greeting = async move {
                 tokio::select! {
                     () = acceptor.greet(socket, index, place) => {}
@@ -100,7 +100,7 @@ impl Acceptor {
             };
             tokio::spawn(contained(greeting.instrument(span))).abort_handle()
         };
-        if admission.listeners[index].unauthenticated.add(spawn) {
+        if admission.listeners[index].unauthenticated.add(start) {
             admission.metrics.connections_evicted.inc();
         }
     }

@@ -75,6 +75,7 @@ pub(super) enum State {
 }
 
 /// The part of an accepted Hello that the Welcome answers.
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Greeting {
     pub(super) correlation: u32,
     /// The version of the protocol that the connection uses.
