@@ -4,6 +4,7 @@
 mod drain;
 
 use std::io;
+use std::mem;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,11 +12,10 @@ use std::time::Duration;
 use futures_util::future::OptionFuture;
 use rustix::system::uname;
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tracing::{Instrument, Span, error, error_span, info, warn};
 
-use crate::admin::{self, Health, SharedAnswer};
+use crate::admin::{self, Health};
 use crate::clock::Clock;
 use crate::config::{Config, RedisConfig, without_password};
 use crate::core::{CombinedOutbox, Rings, Store};
@@ -25,7 +25,7 @@ use crate::memory::{MemoryOptions, MemoryStore, Recovery, StateError};
 use crate::metrics::{Metrics, gauge_value};
 use crate::process::thread::RuntimeThread;
 use crate::redis::{RedisOptions, RedisStore, RedisStoreError};
-use crate::server::{self, Certificate, Listener, MemoryBudget, Server, SocketFile};
+use crate::server::{self, Admission, Certificate, Listeners, Server, Shared, SocketFile, UNAUTHENTICATED_FILES};
 use crate::ticker::Ticker;
 use crate::ticker::precise_timer::PreciseTimer;
 use crate::ticker::read_barrier::ReadBarrier;
@@ -43,6 +43,7 @@ pub struct Sidecar {
     pub admin_address: SocketAddr,
     /// The parts whose state metrics, probes and `/status` report.
     pub health: Arc<Health>,
+    shared: Arc<Shared>,
     server: Server,
     tickers: JoinSet<()>,
     tasks: JoinSet<()>,
@@ -51,8 +52,9 @@ pub struct Sidecar {
 }
 
 impl Sidecar {
-    /// Opens the listeners and the store, and starts the tasks. Dropping the future before it completes loses no data,
-    /// because nothing is awaited after the store is open.
+    /// Opens the listeners and the store, and starts the tasks. While the store is being opened, the admin endpoints
+    /// already answer, and every Hello is refused with `starting`. Dropping the future before it completes loses no
+    /// data, because nothing is awaited after the store is open.
     ///
     /// # Errors
     ///
@@ -72,18 +74,30 @@ impl Sidecar {
     }
 
     async fn start_with(
-        config: Config,
+        mut config: Config,
         open: impl AsyncFnOnce(&Config, &str, &Arc<Clock>, &Arc<Metrics>) -> Result<Arc<dyn Store>, StartError>,
     ) -> Result<Sidecar, StartError> {
         let (listeners, address) = open_listeners(&config).await?;
         let (admin_listener, admin_address) = listen("--admin", config.admin).await?;
         let start_thread = |name| RuntimeThread::start(name).map_err(StartError::Thread);
         let (ticker_thread, admin_thread) = (start_thread("ticker")?, start_thread("admin")?);
-        let answer_thread = Arc::new(start_thread("answers")?);
+        let answer_thread = start_thread("answers")?;
         let admin_listener = admin_thread.adopt(admin_listener).map_err(StartError::Thread)?;
         let host = || uname().nodename().to_string_lossy().into_owned();
         let name = config.name.clone().unwrap_or_else(|| format!("{}:{}", host(), address.port()));
         let (clock, metrics) = (Arc::new(Clock::start()), Arc::new(Metrics::default()));
+        let (access, certificate) = (mem::take(&mut config.access), config.certificate.take());
+        let admission = Admission::new(config.server.clone(), access, certificate, Arc::clone(&metrics));
+        let admission = Arc::new(admission);
+        let health = Arc::new(Health::new(&name, &admission, &clock, answer_thread));
+        let mut tasks = JoinSet::new();
+        tasks.spawn_on(admin::serve(admin_listener, Arc::clone(&health)), &admin_thread.handle);
+        tasks.spawn(server::report_reached_limits(Arc::clone(&metrics)));
+        tasks.spawn(watch_files(Arc::clone(&admission)));
+        let server = Server::start(listeners, &admission).map_err(StartError::Thread)?;
+        if config.redis.is_some() {
+            info!(listen = %address, admin = %admin_address, "opening the store");
+        }
         // Open the store after all other steps that can fail: opening removes the state file, so a later failure would
         // lose its messages.
         let store = open(&config, &name, &clock, &metrics).await?;
@@ -94,45 +108,31 @@ impl Sidecar {
         let outbox = CombinedOutbox::of(store.rings());
         let delivery = Delivery::new(outbox, Arc::clone(&clock), Arc::clone(&metrics), config.redeliver_after);
         let read_barrier = ReadBarrier::new();
-        let (mut tickers, mut ticker_handles) = (JoinSet::new(), Vec::new());
+        let (mut tickers, mut handles) = (JoinSet::new(), Vec::new());
         for (ring, parts) in store.rings().iter().enumerate() {
             let (ticker, handle) =
                 Ticker::new(parts, Arc::clone(&clock), Arc::clone(&read_barrier), Arc::clone(&metrics));
             let run = async move { ticker.run(PreciseTimer::precise()).await };
             tickers.spawn_on(run.instrument(span_of(ring, &*store)), &ticker_thread.handle);
-            ticker_handles.push(handle);
+            handles.push(handle);
         }
-        let shared = Arc::new(server::Shared {
-            free_connections: Arc::new(Semaphore::new(config.server.max_connections)),
-            memory: Arc::new(MemoryBudget::new(config.server.max_connection_memory)),
+        let shared = Arc::new(Shared {
             options: config.server,
-            access: config.access,
-            certificate: config.certificate,
             rings: Rings::new(store.rings()),
             store,
             delivery: Arc::clone(&delivery),
             clock: Arc::clone(&clock),
             read_barrier,
-            metrics: Arc::clone(&metrics),
+            metrics,
         });
-        let health = Arc::new(Health {
-            name,
-            shared: Arc::clone(&shared),
-            tickers: ticker_handles,
-            draining: false.into(),
-            metrics_answer: SharedAnswer::made_on(&answer_thread),
-            status_answer: SharedAnswer::made_on(&answer_thread),
-        });
-        let mut tasks = JoinSet::new();
+        health.open(handles, &shared);
         tasks.spawn(async move { delivery.maintain().await });
-        tasks.spawn(server::report_reached_limits(metrics));
-        tasks.spawn_on(admin::serve(admin_listener, Arc::clone(&health)), &admin_thread.handle);
-        tasks.spawn(watch_files(Arc::clone(&shared)));
         Ok(Sidecar {
             address,
             admin_address,
             health,
-            server: Server::start(listeners, &shared),
+            shared,
+            server,
             tickers,
             tasks,
             drain_timeout: config.drain_timeout,
@@ -194,15 +194,12 @@ fn open_memory(config: &Config, clock: &Clock, metrics: &Metrics) -> Result<Memo
 }
 
 /// Opens the listeners for logic nodes. Also returns the address of the TCP listener.
-async fn open_listeners(config: &Config) -> Result<(Vec<Listener>, SocketAddr), StartError> {
-    let (listener, address) = listen("--listen", config.listen).await?;
-    let mut listeners = vec![Listener::Tcp(listener)];
-    if let Some(path) = &config.socket {
-        let failed = |cause| StartError::Listen { flag: "--socket", address: path.display().to_string(), cause };
-        let (file, listener) = SocketFile::listen(path).await.map_err(failed)?;
-        listeners.push(Listener::Unix(file, listener));
-    }
-    Ok((listeners, address))
+async fn open_listeners(config: &Config) -> Result<(Listeners, SocketAddr), StartError> {
+    let (tcp, address) = listen("--listen", config.listen).await?;
+    let Some(path) = &config.socket else { return Ok(((tcp, None), address)) };
+    let failed = |cause| StartError::Listen { flag: "--socket", address: path.display().to_string(), cause };
+    let unix = SocketFile::listen(path).await.map_err(failed)?;
+    Ok(((tcp, Some(unix)), address))
 }
 
 /// Listens on a TCP address. Also returns the address, with the real port in place of port 0.
@@ -220,8 +217,10 @@ const OTHER_FILES: u64 = 64;
 /// Raises the limit of open files of this process as far as possible. Warns if the limit is too low for the maximum
 /// number of connections.
 pub fn raise_open_files_limit(config: &Config) {
-    let connections = (config.server.max_connections as u64).saturating_add(admin::MAX_CONNECTIONS as u64);
-    let wanted = connections.saturating_add(OTHER_FILES);
+    let listeners = if config.socket.is_some() { 2 } else { 1 };
+    let connections = (config.server.max_connections as u64).saturating_mul(listeners);
+    let others = (admin::MAX_CONNECTIONS + UNAUTHENTICATED_FILES) as u64 + OTHER_FILES;
+    let wanted = connections.saturating_add(others);
     match rlimit::increase_nofile_limit(u64::MAX) {
         Ok(limit) if limit >= wanted => {}
         Ok(limit) => warn!(
@@ -236,9 +235,9 @@ pub fn raise_open_files_limit(config: &Config) {
 
 /// Keeps the tokens and the certificate up to date with their files. Returns at once if neither is configured, and
 /// otherwise never.
-async fn watch_files(shared: Arc<server::Shared>) {
-    let certificate = OptionFuture::from(shared.certificate.as_ref().map(Certificate::maintain));
-    tokio::join!(shared.access.maintain(), certificate);
+async fn watch_files(admission: Arc<Admission>) {
+    let certificate = OptionFuture::from(admission.certificate.as_ref().map(Certificate::maintain));
+    tokio::join!(admission.access.maintain(), certificate);
 }
 
 /// Exports the limits and settings that dashboards and alerts compare with other metrics.
@@ -271,9 +270,9 @@ pub enum StartError {
         /// The cause.
         cause: io::Error,
     },
-    /// A thread for the tickers, or for the admin endpoints, could not be started.
+    /// A thread for the tickers, for the admin endpoints or for new connections could not be started.
     #[error(
-        "a thread for the wheel or for --admin could not be started: {0}; look at the limits of processes and open files"
+        "a thread for the wheel, --admin or --listen could not be started: {0}; look at the limits of processes and open files"
     )]
     Thread(io::Error),
     /// The memory store could not be opened.

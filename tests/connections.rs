@@ -253,10 +253,8 @@ fn after_a_clients_go_away_what_was_read_is_answered_and_the_server_closes() {
 fn one_connection_too_many_is_refused_with_a_reason_and_may_come_later() {
     let sidecar = Sidecar::start(&["--max-connections", "3"]);
     let mut open: Vec<Raw> = (0..3).map(|_| sidecar.connect()).collect();
-    let mut refused = Raw::tcp(sidecar.listen);
-    let error = refused.receive().expect("an Error without a Hello");
+    let (mut refused, error) = greet(&sidecar, &frames::hello((1, 1), b""));
     error.assert_error(8, frames::RETRYABLE);
-    assert_eq!(error.correlation, 0);
     assert_names(error.text(), &["3 connections", "--max-connections"]);
     refused.assert_closed();
     let run = sidecar.run(&["add", "1"]);

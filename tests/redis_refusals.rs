@@ -72,6 +72,9 @@ fn a_redis_without_memory_takes_no_adds_and_everything_else_goes_on() {
     connection.ask(&frames::add(&[200], 10, 1)).assert_error(STORE_AWAY, RETRYABLE);
     assert_eq!(connection.ask(&frames::del(&[7, 300])).outcomes(), [ACKED, UNKNOWN]);
     assert_eq!(connection.ask(&frames::del(&[300])).outcomes(), [UNKNOWN], "what is unknown blocks nobody");
+    let (status, text) = sidecar.get("/readyz");
+    assert_eq!(status, 200, "all sidecars share this Redis, and Acks still free memory: {text}");
+    assert_names(&text, &["ready, but", "no memory", "no new messages"]);
     // The dels that free memory are in the same script.
     connection.send(&[frames::del(&[8]).bytes(1_001), frames::add(&[201], 10, 1).bytes(1_002)].concat());
     let mut answers = [connection.next_answer(), connection.next_answer()];
@@ -84,6 +87,7 @@ fn a_redis_without_memory_takes_no_adds_and_everything_else_goes_on() {
     sidecar.connect().subscribed("default");
     redis.command::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
     sidecar.connect().ask(&frames::add(&[200], 10, 1)).added();
+    assert_eq!(sidecar.get("/readyz"), (200, String::from("ready\n")));
     for said in ["new messages are refused and not tracked", "Redis has memory again"] {
         sidecar.log().line(said).expect("it is said");
         let log = sidecar.log().text();

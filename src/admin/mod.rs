@@ -27,6 +27,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, warn};
 
 pub use self::health::Health;
+use self::health::OPENING;
 pub use self::shared_answer::SharedAnswer;
 use self::shared_answer::{ANSWER_TIMEOUT, Answer};
 use crate::core::Backlog;
@@ -45,6 +46,10 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a connection may last. Each connection serves only one request. This limit also closes a connection whose
 /// peer does not read its answer.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The answer of `/readyz` if the store has no memory. The status is 200: all sidecars share this store, and routing to
+/// none of them would also stop the acknowledgements, which free memory.
+const FULL: &str = "ready, but the store has no memory and takes no new messages: give it memory\n";
 
 /// Serves the endpoints until the task is aborted.
 pub async fn serve(listener: TcpListener, health: Arc<Health>) {
@@ -95,10 +100,10 @@ async fn serve_one(stream: TcpStream, routes: Router, has_asked: Arc<AtomicBool>
 
 async fn metrics(State(health): State<Arc<Health>>) -> Answer {
     let text = |health: &Health| {
-        Answer(StatusCode::OK, prometheus::TEXT_FORMAT, Bytes::from(health.shared.metrics.render()))
+        Answer(StatusCode::OK, prometheus::TEXT_FORMAT, Bytes::from(health.admission.metrics.render()))
     };
     let of = Arc::clone(&health);
-    let fresh = health.metrics_answer.get(&health.shared.clock, async move {
+    let fresh = health.metrics_answer.get(&health.clock, async move {
         of.refresh_metrics().await;
         text(&of)
     });
@@ -118,10 +123,14 @@ async fn livez(State(health): State<Arc<Health>>) -> Response {
 }
 
 async fn readyz(State(health): State<Arc<Health>>) -> (StatusCode, &'static str) {
+    let unavailable = |text| (StatusCode::SERVICE_UNAVAILABLE, text);
+    let Some(shared) = health.admission.shared() else { return unavailable(OPENING) };
     if health.draining.load(Ordering::Relaxed) {
-        (StatusCode::SERVICE_UNAVAILABLE, "draining\n")
-    } else if !health.shared.store.is_up() {
-        (StatusCode::SERVICE_UNAVAILABLE, "the store does not answer\n")
+        unavailable("draining\n")
+    } else if !shared.store.is_up() {
+        unavailable("the store does not answer\n")
+    } else if shared.store.is_full() {
+        (StatusCode::OK, FULL)
     } else {
         (StatusCode::OK, "ready\n")
     }
@@ -130,8 +139,9 @@ async fn readyz(State(health): State<Arc<Health>>) -> (StatusCode, &'static str)
 async fn status(State(health): State<Arc<Health>>) -> Answer {
     let failed = |text| Answer(StatusCode::SERVICE_UNAVAILABLE, "text/plain; charset=utf-8", Bytes::from(text));
     let of = Arc::clone(&health);
-    let answer = health.status_answer.get(&health.shared.clock, async move {
-        match of.report().await {
+    let answer = health.status_answer.get(&health.clock, async move {
+        let Some(shared) = of.admission.shared() else { return failed(String::from(OPENING)) };
+        match of.report(shared).await {
             Ok(report) => {
                 let json = serde_json::to_string(&report).expect("a report can be written");
                 Answer(StatusCode::OK, "application/json", Bytes::from(json + "\n"))

@@ -8,11 +8,10 @@ use futures_util::future::join_all;
 use tracing::{Instrument, error, info, warn};
 
 use super::{Sidecar, span_of};
-use crate::admin::Health;
 use crate::clock::Clock;
 use crate::core::{DrainOutcome, GroupBacklog, Reason, Refusal, RingParts};
 use crate::delivery::Delivery;
-use crate::server::DRAIN_GRACE;
+use crate::server::{DRAIN_GRACE, Shared};
 use crate::ticker::TickerHandle;
 
 /// How often a drain checks whether all batches are acknowledged.
@@ -38,17 +37,17 @@ impl Sidecar {
     ///
     /// If the store could not save its state. All other steps of the drain are done even then.
     pub async fn drain(self) -> Result<(), Refusal> {
-        let Sidecar { health, server, mut tickers, mut tasks, drain_timeout, _threads, .. } = self;
-        let begun = health.shared.clock.now();
+        let Sidecar { health, shared, server, mut tickers, mut tasks, drain_timeout, _threads, .. } = self;
+        let begun = shared.clock.now();
         let deadline = begun + drain_timeout;
         health.draining.store(true, Ordering::Relaxed);
         server.drain();
         info!("draining: new messages are refused");
         // Drain the rings first. If other sidecars share the store, another sidecar can then lead the rings while this
         // sidecar still serves.
-        let handover = drain_rings(&health, deadline).await;
+        let handover = drain_rings(&shared, health.tickers(), deadline).await;
         if handover == DrainOutcome::Published {
-            wait_for_subscribers(&health, deadline).await;
+            wait_for_subscribers(&shared, deadline).await;
         }
         // Serve for at least this time, because a client that has not read GoAway yet may still send requests.
         tokio::time::sleep_until((begun + DRAIN_GRACE).into()).await;
@@ -56,9 +55,9 @@ impl Sidecar {
         // also stops a ticker that is moving its pointer.
         tickers.shutdown().await;
         server.close(CLOSE_TIMEOUT).await;
-        health.shared.delivery.wait_until_groups_left(LEAVE_TIMEOUT).await;
+        shared.delivery.wait_until_groups_left(LEAVE_TIMEOUT).await;
         if handover == DrainOutcome::Published {
-            for GroupBacklog { group, batches, .. } in unacknowledged(&health.shared.delivery).await {
+            for GroupBacklog { group, batches, .. } in unacknowledged(&shared.delivery).await {
                 error!(
                     %group,
                     batches,
@@ -69,10 +68,10 @@ impl Sidecar {
             }
         }
         tasks.shutdown().await;
-        let last = (begun + STORE_DEADLINE).min(health.shared.clock.now() + STORE_TIMEOUT);
-        let closing = health.shared.store.close(health.shared.clock.moment());
+        let last = (begun + STORE_DEADLINE).min(shared.clock.now() + STORE_TIMEOUT);
+        let closing = shared.store.close(shared.clock.moment());
         let Ok(kept) = tokio::time::timeout_at(last.into(), closing).await else {
-            if health.shared.store.rings().iter().any(|seat| !seat.outbox.is_shared()) {
+            if shared.store.rings().iter().any(|seat| !seat.outbox.is_shared()) {
                 let text = "the state file was not written in time, and the wheel ends with this process";
                 return Err(Refusal::new(Reason::StoreTimeout, text));
             }
@@ -88,10 +87,10 @@ impl Sidecar {
 
 /// Drains all rings at the same time. Returns `Published` if at least one ring delivers its messages early, and
 /// otherwise `Kept`.
-async fn drain_rings(health: &Health, deadline: Instant) -> DrainOutcome {
-    let rings = health.shared.store.rings().iter().zip(&health.tickers).enumerate();
+async fn drain_rings(shared: &Shared, tickers: &[TickerHandle], deadline: Instant) -> DrainOutcome {
+    let rings = shared.store.rings().iter().zip(tickers).enumerate();
     let draining = rings.map(|(ring, (parts, ticker))| {
-        drain_ring(parts, ticker, &health.shared.clock, deadline).instrument(span_of(ring, &*health.shared.store))
+        drain_ring(parts, ticker, &shared.clock, deadline).instrument(span_of(ring, &*shared.store))
     });
     let handovers = join_all(draining).await;
     if handovers.contains(&DrainOutcome::Published) { DrainOutcome::Published } else { DrainOutcome::Kept }
@@ -120,9 +119,9 @@ async fn drain_ring(parts: &RingParts, ticker: &TickerHandle, clock: &Clock, dea
 
 /// Waits until every group with a subscriber on this sidecar has acknowledged all batches, but at most until
 /// `deadline`. Stops waiting if the outbox does not report its batches.
-async fn wait_for_subscribers(health: &Health, deadline: Instant) {
-    let delivery = &health.shared.delivery;
-    while health.shared.clock.now() < deadline
+async fn wait_for_subscribers(shared: &Shared, deadline: Instant) {
+    let delivery = &shared.delivery;
+    while shared.clock.now() < deadline
         && unacknowledged(delivery).await.iter().any(|backlog| delivery.subscribers(&backlog.group) > 0)
     {
         tokio::time::sleep(BACKLOG_POLL).await;

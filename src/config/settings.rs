@@ -189,7 +189,7 @@ settings! {
     BATCHES, storm_min: u64, "ACKWHEEL_STORM_MIN", "MESSAGES", 1_000;
     /// Least share of a tick's messages, 0 to 1, that makes it a storm, together with --storm-min [default: 0.5]
     BATCHES, storm_share: f64, "ACKWHEEL_STORM_SHARE", "SHARE", 0.5, 0.0..=1.0;
-    /// Most connections of logic nodes at once; more are refused [default: 16384]
+    /// Most connections of logic nodes at once, for each listener; more are refused [default: 16384]
     CONNECTIONS, max_connections: usize, "ACKWHEEL_MAX_CONNECTIONS", "N", 16_384, 1..;
     /// Longest frame accepted, in bytes; at least 1048576 [default: 1048576]
     CONNECTIONS, max_frame_length: u32, "ACKWHEEL_MAX_FRAME_LENGTH", "BYTES", DEFAULT_MAX_FRAME_LENGTH, DEFAULT_MAX_FRAME_LENGTH..,

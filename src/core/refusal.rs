@@ -71,6 +71,8 @@ reasons! {
     TlsHandshake = 11, "tls_handshake", FINAL;
     /// The address of the peer sent too many wrong tokens.
     TooManyAttempts = 12, "too_many_attempts", RETRYABLE;
+    /// The sidecar is starting, and its store is not open yet.
+    Starting = 13, "starting", RETRYABLE;
     /// The buffers of all connections have reached their limit, and those of this connection were the largest.
     ConnectionMemory = 14, "connection_memory", RETRYABLE;
 

@@ -49,6 +49,12 @@ pub trait Store: Send + Sync {
     /// Returns whether the store answers.
     fn is_up(&self) -> bool;
 
+    /// Returns whether the store has refused requests within the last ten seconds because it has no memory. It still
+    /// takes acknowledgements.
+    fn is_full(&self) -> bool {
+        false
+    }
+
     /// Saves the state, if the store can do so. Must be called after the last request. Returns a sentence for the log.
     async fn close(&self, moment: Moment) -> Result<String, Refusal>;
 }

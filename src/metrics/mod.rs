@@ -84,8 +84,12 @@ metrics! {
     outbox_dropped_ids: IntCounter = counter("outbox_dropped_ids_total", "Messages lost to the outbox's bounds.");
     groups_dropped: IntCounter = counter("groups_dropped_total", "Groups dropped because they had no subscriber.");
     subscribers: IntGaugeVec = gauge_vec("subscribers", "Subscribers of a group here.", "group");
-    connections: IntGauge = gauge("connections", "Open connections.");
-    max_connections: IntGauge = gauge("max_connections", "The limit of open connections.");
+    connections: IntGauge = gauge("connections", "Connections of admitted clients.");
+    max_connections: IntGauge = gauge("max_connections", "The limit of connections of each listener.");
+    unauthenticated_connections: IntGauge =
+        gauge("unauthenticated_connections", "Connections whose Hello was not accepted yet.");
+    connections_evicted: IntCounter =
+        counter("connections_evicted_total", "Unauthenticated connections closed for newer ones.");
     connections_opened: IntCounter = counter("connections_opened_total", "Connections accepted.");
     certificate_expiry: IntGauge =
         gauge("tls_certificate_expiry_timestamp_seconds", "When --tls-cert expires, in Unix time; 0 without one.");

@@ -3,7 +3,7 @@
 use std::io;
 use std::thread;
 
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
@@ -42,5 +42,16 @@ impl RuntimeThread {
         let listener = listener.into_std()?;
         let _entered = self.handle.enter();
         TcpListener::from_std(listener)
+    }
+
+    /// Like [`RuntimeThread::adopt`], for a Unix socket.
+    ///
+    /// # Errors
+    ///
+    /// If the system refuses to watch the listener.
+    pub fn adopt_unix(&self, listener: UnixListener) -> io::Result<UnixListener> {
+        let listener = listener.into_std()?;
+        let _entered = self.handle.enter();
+        UnixListener::from_std(listener)
     }
 }

@@ -155,6 +155,10 @@ impl Store for RedisStore {
         self.links.iter().all(|link| link.is_up())
     }
 
+    fn is_full(&self) -> bool {
+        self.links.iter().any(|link| link.is_full())
+    }
+
     async fn close(&self, _moment: Moment) -> Result<String, Refusal> {
         let waited = tokio::time::timeout(CLOSE_TIMEOUT, async {
             while held(&self.links) > 0 {

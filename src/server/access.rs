@@ -35,9 +35,9 @@ pub(super) enum Peer {
     Tcp(IpAddr),
 }
 
-/// The admission of a connection. While it exists, it counts as a connection of its name.
+/// The name and the rights of an admitted connection. While it exists, it counts as a connection of its name.
 #[derive(Debug)]
-pub(super) struct Admission {
+pub(super) struct Grant {
     /// The name of the token or, without tokens, of the client certificate. `None` if the server requires neither.
     pub(super) name: Option<Arc<str>>,
     rights: Rights,
@@ -77,9 +77,9 @@ impl Access {
         peer: Peer,
         certificate_name: Option<&str>,
         now: Instant,
-    ) -> Result<Admission, Refusal> {
+    ) -> Result<Grant, Refusal> {
         let Some(tokens) = &self.tokens else {
-            return Ok(self.admission(certificate_name.map(Arc::from), Rights::ALL));
+            return Ok(self.grant(certificate_name.map(Arc::from), Rights::ALL));
         };
         if token.is_empty() {
             return Err(Refusal::new(
@@ -95,7 +95,7 @@ impl Access {
             return Err(too_many_attempts(wait));
         }
         if let Some(token) = tokens.current().value.find(token) {
-            return Ok(self.admission(Some(Arc::clone(&token.name)), token.rights));
+            return Ok(self.grant(Some(Arc::clone(&token.name)), token.rights));
         }
         if let Some(address) = throttled {
             self.throttle.lock().count(address, now);
@@ -124,15 +124,15 @@ impl Access {
         }
     }
 
-    fn admission(&self, name: Option<Arc<str>>, rights: Rights) -> Admission {
+    fn grant(&self, name: Option<Arc<str>>, rights: Rights) -> Grant {
         if let Some(name) = &name {
             *self.connections.lock().entry(Arc::clone(name)).or_default() += 1;
         }
-        Admission { name, rights, connections: Arc::clone(&self.connections) }
+        Grant { name, rights, connections: Arc::clone(&self.connections) }
     }
 }
 
-impl Admission {
+impl Grant {
     /// Checks that the connection has the right that a request needs.
     ///
     /// # Errors
@@ -152,7 +152,7 @@ impl Admission {
     }
 }
 
-impl Drop for Admission {
+impl Drop for Grant {
     fn drop(&mut self) {
         let Some(name) = &self.name else { return };
         let mut connections = self.connections.lock();

@@ -6,15 +6,17 @@
 use std::cell::RefCell;
 use std::future::poll_fn;
 use std::io;
-use std::mem::MaybeUninit;
+use std::mem::{self, MaybeUninit};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, BytesMut};
 use socket2::SockRef;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Empty, ReadBuf, empty};
 use tokio::net::{TcpStream, UnixStream};
+use tokio::runtime::Handle;
 use tokio_rustls::server::TlsStream;
 use tokio_util::either::Either;
 use tokio_util::task::task_tracker::TaskTrackerToken;
@@ -24,7 +26,7 @@ use crate::core::{MAX_BATCH_MESSAGES, RequestBatch};
 use crate::protocol::codec::EchoedPings;
 use crate::protocol::frame::TIMED_OUT_LENGTH;
 use crate::protocol::{Codec, DecodeError, Decoded};
-use crate::ticker::read_barrier::UnprocessedInput;
+use crate::ticker::read_barrier::{Member, ReadBarrier, UnprocessedInput};
 
 /// The maximum number of bytes of one read: room for about 4,000 message ids, which have 8 bytes each.
 pub(super) const READ_SIZE: usize = 32 * 1024;
@@ -43,7 +45,10 @@ const LINGER_BYTES: usize = 1024 * 1024;
 pub(super) type Socket = Either<TcpStream, UnixStream>;
 
 /// A connection that is ready for frames: with TLS, after the handshake.
-pub(super) type Stream = Either<Socket, Box<TlsStream<TcpStream>>>;
+pub(super) type Stream = Either<Socket, Box<TlsStream<TlsSocket>>>;
+
+/// The socket of a TLS stream. It is `Empty` only while it moves to another runtime.
+pub(super) type TlsSocket = Either<TcpStream, Empty>;
 
 /// The result of a read or a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,6 +133,34 @@ impl BufferedStream {
             has_ended: false,
             write_failed: false,
         }
+    }
+
+    /// Moves the socket from the runtime of this thread to another runtime. The next reads and writes must happen there.
+    pub(super) fn move_to(self, runtime: &Handle) -> io::Result<BufferedStream> {
+        let _entered = runtime.enter();
+        let moved_tcp = |tcp: TcpStream| TcpStream::from_std(tcp.into_std()?);
+        let stream = match self.stream {
+            Either::Left(Either::Left(tcp)) => Either::Left(Either::Left(moved_tcp(tcp)?)),
+            Either::Left(Either::Right(unix)) => {
+                Either::Left(Either::Right(UnixStream::from_std(unix.into_std()?)?))
+            }
+            Either::Right(mut tls) => {
+                let socket = tls.get_mut().0;
+                if let Either::Left(tcp) = mem::replace(socket, Either::Right(empty())) {
+                    *socket = Either::Left(moved_tcp(tcp)?);
+                }
+                Either::Right(tls)
+            }
+        };
+        Ok(BufferedStream { stream, ..self })
+    }
+
+    /// Adds the connection to the read barrier. Until the session has processed its input, the barrier counts this
+    /// input as unprocessed.
+    pub(super) fn join(&mut self, read_barrier: &Arc<ReadBarrier>) -> Member {
+        let member = read_barrier.join(Some(descriptor(&self.stream)));
+        self.unprocessed_input = member.unprocessed_input();
+        member
     }
 
     /// Queues the bytes that `encode` appends. Does nothing if a write has failed.
@@ -320,25 +353,25 @@ impl BufferedStream {
 }
 
 /// Returns the file descriptor of a connection.
-pub(super) fn descriptor(stream: &Stream) -> BorrowedFd<'_> {
+fn descriptor(stream: &Stream) -> BorrowedFd<'_> {
     match stream {
         Either::Left(Either::Left(tcp)) => tcp.as_fd(),
         Either::Left(Either::Right(unix)) => unix.as_fd(),
-        Either::Right(tls) => tls.get_ref().0.as_fd(),
+        Either::Right(tls) => match tls.get_ref().0 {
+            Either::Left(tcp) => tcp.as_fd(),
+            Either::Right(_) => unreachable!("a TLS stream has a socket unless it is just moved"),
+        },
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use futures_util::FutureExt;
     use tokio::net::UnixStream;
 
     use super::*;
     use crate::protocol::frame::{Body, Frame, MAX_GREETING_LENGTH};
     use crate::server::memory_budget::MemoryBudget;
-    use crate::ticker::read_barrier::ReadBarrier;
 
     #[tokio::test]
     async fn input_counts_as_unprocessed_from_a_read_or_write_until_nothing_is_left_to_read() {

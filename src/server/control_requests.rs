@@ -3,27 +3,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tracing::{Span, debug, info, warn};
+use tracing::{debug, info};
 
-use super::access::Peer;
 use super::pending_requests::{Completed, Weight};
 use super::session::{Session, State};
 use super::shared::MAX_CREDIT;
 use super::tokens::Right;
 use crate::core::{BatchId, GroupNameError, GroupOptions, Reason, Refusal};
-use crate::protocol::Codec;
-use crate::protocol::frame::{Body, Frame, FrameType, Hello, MAX_MESSAGES, Subscribe, VERSIONS, Welcome};
+use crate::protocol::frame::{Body, Frame, FrameType, Subscribe};
 
 impl Session {
     pub(super) fn handle_frame(&mut self, frame: Frame) {
         let Frame { correlation, body } = frame;
         let accepted = match body {
-            Body::Hello(hello) if self.state == State::Greeting => self.hello(correlation, &hello),
-            other if self.state == State::Greeting => {
-                let found = other.frame_type().as_str();
-                let text = format!("the first frame of a connection must be hello, but this one is {found}");
-                Err(Refusal::new(Reason::HelloExpected, text))
-            }
             Body::Ping(payload) => return self.send(&Frame::new(correlation, Body::Pong(payload))),
             // A Pong needs no answer. It only shows that the peer is alive, which the read has already recorded.
             Body::Pong(_) => return,
@@ -44,7 +36,7 @@ impl Session {
 
     /// Checks that the connection has the right that a request needs.
     pub(super) fn check_right(&self, right: Right) -> Result<(), Refusal> {
-        self.admission.as_ref().map_or(Ok(()), |admission| admission.check(right))
+        self.grant.check(right)
     }
 
     /// Answers a request that the store has completed.
@@ -68,16 +60,11 @@ impl Session {
         }
     }
 
-    /// Refuses a request. Ends the connection if the reason requires this, or if no Hello has been accepted yet.
+    /// Refuses a request. Ends the connection if the reason requires this.
     pub(super) fn refuse(&mut self, correlation: u32, refusal: &Refusal) {
-        if refusal.reason == Reason::Unauthorized {
-            warn!("a client sent no token, or none of those in --token-file: give the client one of them");
-        } else if let (Reason::TooManyAttempts, Peer::Tcp(address)) = (refusal.reason, self.peer) {
-            warn!(%address, "too many wrong tokens from this address: find the client that sends them");
-        } else if refusal.reason == Reason::UnsupportedVersion {
-            warn!(%refusal, "a client that has no protocol version in common with this server is turned away");
-        } else if refusal.reason.closes() && self.state != State::Greeting {
+        if refusal.reason.closes() {
             info!(%refusal, "connection refused further service");
+            self.state = State::Closing;
         } else {
             debug!(%refusal, "refused");
         }
@@ -85,9 +72,6 @@ impl Session {
         self.shared.metrics.refusals.of(refusal.reason).inc();
         self.shared.metrics.count_frame(FrameType::Error);
         self.stream.write(|codec, out| codec.encode_refusal(correlation, refusal, out));
-        if refusal.reason.closes() || self.state == State::Greeting {
-            self.state = State::Closing;
-        }
     }
 
     /// Refuses bytes that are not a frame. If earlier requests still wait for the store, stops reading, and sends the
@@ -99,40 +83,6 @@ impl Session {
         } else {
             self.refuse(correlation, &refusal);
         }
-    }
-
-    fn hello(&mut self, correlation: u32, hello: &Hello) -> Result<(), Refusal> {
-        let shared = Arc::clone(&self.shared);
-        let (first, last) = VERSIONS.into_inner();
-        let Hello { lowest_version: lowest, highest_version: highest, .. } = *hello;
-        if last.min(highest) < first.max(lowest) {
-            let text = format!(
-                "this server speaks versions {first} to {last} of the protocol, and the client {lowest} to {highest}: \
-                 update the older one"
-            );
-            return Err(Refusal::new(Reason::UnsupportedVersion, text));
-        }
-        let (peer, certificate_name) = (self.peer, self.certificate_name.as_deref());
-        let admission = shared.access.admit(&hello.token.0, peer, certificate_name, shared.clock.now())?;
-        let (wheel, options) = (shared.rings.wheel(), &shared.options);
-        let welcome = Welcome {
-            version: last.min(highest),
-            slots: wheel.slots(),
-            tick_ms: wheel.tick_ms(),
-            max_frame_length: options.max_frame_length,
-            max_messages: u32::try_from(MAX_MESSAGES).unwrap_or(u32::MAX),
-            max_credit: MAX_CREDIT,
-            ping_interval_ms: u32::try_from(options.ping_interval.as_millis()).unwrap_or(u32::MAX),
-            store: String::from(shared.store.kind()),
-            server_name: String::from(concat!("ackwheel/", env!("CARGO_PKG_VERSION"))),
-        };
-        Span::current().record("client", &hello.client_name).record("name", admission.name.as_deref());
-        self.admission = Some(admission);
-        self.stream.codec = Codec::new(options.max_frame_length);
-        self.state = State::Serving;
-        self.keep_alive.greeted(shared.clock.stall_aware_now());
-        self.send(&Frame::new(correlation, Body::Welcome(welcome)));
-        Ok(())
     }
 
     fn subscribe(&mut self, correlation: u32, request: &Subscribe) -> Result<(), Refusal> {
@@ -198,15 +148,4 @@ impl Session {
 
 fn not_subscribed() -> Refusal {
     Refusal::new(Reason::NotSubscribed, "this connection has no subscription: send Subscribe first")
-}
-
-/// Returns the refusal to send for a first frame that cannot be decoded. Returns `refusal`, which is the refusal of the
-/// decoder, if its reason closes the connection. Otherwise returns `HelloExpected`, because the first frame must be a
-/// Hello.
-pub(super) fn not_hello(refusal: Refusal) -> Refusal {
-    if refusal.reason.closes() {
-        return refusal;
-    }
-    let text = format!("the first frame of a connection must be hello, but this one is not: {}", refusal.text);
-    Refusal::new(Reason::HelloExpected, text)
 }

@@ -1,5 +1,5 @@
-//! Decides when a connection is pinged, and when it is closed. It is closed if its Hello does not arrive in time, if
-//! its peer is silent, or if its peer does not read.
+//! Decides when an admitted connection is pinged, and when it is closed. It is closed if its peer is silent, or if its
+//! peer does not read.
 //!
 //! All times come from the stall-aware clock, which leaves out stalls of this process. So a stall does not count as
 //! silence of the peer.
@@ -8,9 +8,6 @@ use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
 use crate::core::{Reason, Refusal};
-
-/// How long the session may still read after the Hello timeout, if bytes of the peer wait in the socket.
-const HELLO_LENIENCE: Duration = Duration::from_secs(1);
 
 /// Most Pongs arrive within the ping interval divided by this number. The timer of a pinged connection fires that much
 /// later than two intervals.
@@ -27,12 +24,9 @@ pub(super) enum Action {
 /// The times at which a connection last received and sent bytes, and its timeouts.
 #[derive(Debug)]
 pub(super) struct KeepAlive {
-    hello_timeout: Duration,
     ping_interval: Duration,
-    /// Whether the Hello was accepted.
-    is_greeted: bool,
     /// The beginning of the timeout of a silent peer: when the peer last sent bytes, or when the session last did not
-    /// read. Until the Hello is accepted: when the session began.
+    /// read.
     received_at: Instant,
     /// The beginning of the timeout of a slow reader: when the peer last took bytes, or, if later, when bytes were last
     /// queued into an empty queue.
@@ -44,11 +38,9 @@ pub(super) struct KeepAlive {
 }
 
 impl KeepAlive {
-    pub(super) fn new(now: Instant, hello_timeout: Duration, ping_interval: Duration) -> KeepAlive {
+    pub(super) fn new(now: Instant, ping_interval: Duration) -> KeepAlive {
         KeepAlive {
-            hello_timeout,
             ping_interval,
-            is_greeted: false,
             received_at: now,
             sent_at: now,
             ping_after: first_ping(ping_interval),
@@ -56,18 +48,10 @@ impl KeepAlive {
         }
     }
 
-    /// Records that the Hello was accepted.
-    pub(super) fn greeted(&mut self, now: Instant) {
-        self.is_greeted = true;
-        self.received(now);
-    }
-
     /// Records that the peer sent bytes, or that the session does not read at present. Both restart the timeout of a
-    /// silent peer. Has no effect before the Hello is accepted, because bytes do not extend the Hello timeout.
+    /// silent peer.
     pub(super) fn received(&mut self, now: Instant) {
-        if self.is_greeted {
-            (self.received_at, self.is_pinged) = (now, false);
-        }
+        (self.received_at, self.is_pinged) = (now, false);
     }
 
     /// Records that the peer took bytes, or that bytes are queued into an empty queue.
@@ -78,9 +62,7 @@ impl KeepAlive {
     /// Returns the time of the next [`KeepAlive::check`]. `is_flushed` says whether the socket has taken all queued
     /// bytes.
     pub(super) fn next_check(&self, is_flushed: bool) -> Instant {
-        let silence = if !self.is_greeted {
-            self.hello_timeout
-        } else if self.is_pinged {
+        let silence = if self.is_pinged {
             // A silent peer is closed after two intervals. If the Pong arrives soon, the next Ping is due a little
             // after two intervals. A timer for exactly two intervals would fire just before this Ping, and would have
             // to be set again. So the timer fires a little later.
@@ -95,27 +77,24 @@ impl KeepAlive {
     /// Returns the action that is due at `now`. `has_unread` says whether bytes of the peer wait in the socket. The
     /// session reads such bytes next, so the connection is not closed as silent.
     pub(super) fn check(&mut self, now: Instant, is_flushed: bool, has_unread: impl FnOnce() -> bool) -> Action {
-        let Some(overdue) = now.checked_duration_since(self.next_check(is_flushed)) else { return Action::Wait };
+        if now < self.next_check(is_flushed) {
+            return Action::Wait;
+        }
         let limit = self.ping_interval * 2;
         if !is_flushed && now >= self.sent_at + limit {
             let text =
                 format!("the client read nothing for {limit:?} or longer: read answers while sending requests");
             return Action::Close(Refusal::new(Reason::SlowReader, text));
         }
-        if self.is_greeted && now < self.received_at + limit {
+        if now < self.received_at + limit {
             (self.is_pinged, self.ping_after) = (true, self.ping_interval);
             return Action::Ping;
         }
-        // Before the Hello is accepted, unread bytes delay the close by at most a second. Otherwise a peer could send
-        // its Hello byte by byte and stay connected.
-        if (self.is_greeted || overdue < HELLO_LENIENCE) && has_unread() {
+        if has_unread() {
             return Action::Wait;
         }
-        Action::Close(if self.is_greeted {
-            Refusal::new(Reason::PeerSilent, format!("the client sent nothing for {limit:?}: answer every Ping"))
-        } else {
-            Refusal::new(Reason::HelloTimeout, format!("no Hello came within {:?}", self.hello_timeout))
-        })
+        let text = format!("the client sent nothing for {limit:?}: answer every Ping");
+        Action::Close(Refusal::new(Reason::PeerSilent, text))
     }
 }
 
@@ -131,13 +110,10 @@ fn first_ping(interval: Duration) -> Duration {
 mod tests {
     use super::*;
 
-    const HELLO: Duration = Duration::from_secs(5);
     const INTERVAL: Duration = Duration::from_secs(8);
 
-    fn greeted(now: Instant) -> KeepAlive {
-        let mut keep_alive = KeepAlive::new(now, HELLO, INTERVAL);
-        keep_alive.greeted(now);
-        keep_alive
+    fn begun(now: Instant) -> KeepAlive {
+        KeepAlive::new(now, INTERVAL)
     }
 
     fn reason(action: Action) -> Reason {
@@ -163,7 +139,7 @@ mod tests {
     #[test]
     fn a_silent_peer_is_pinged_once_and_closed_after_two_intervals() {
         let begin = Instant::now();
-        let mut keep_alive = greeted(begin);
+        let mut keep_alive = begun(begin);
         let due = keep_alive.next_check(true);
         assert_eq!(keep_alive.check(begin, true, || true), Action::Wait);
         assert_eq!(keep_alive.check(due, true, || true), Action::Ping);
@@ -178,21 +154,9 @@ mod tests {
     }
 
     #[test]
-    fn a_hello_must_come_in_time_and_bytes_before_it_give_no_more_time() {
-        let begin = Instant::now();
-        let mut keep_alive = KeepAlive::new(begin, HELLO, INTERVAL);
-        keep_alive.received(begin + HELLO / 2);
-        let due = keep_alive.next_check(true);
-        assert_eq!(due, begin + HELLO);
-        assert_eq!(keep_alive.check(due, true, || true), Action::Wait, "the bytes in the socket may be the Hello");
-        assert_eq!(reason(keep_alive.check(due + HELLO_LENIENCE, true, || true)), Reason::HelloTimeout);
-        assert_eq!(reason(keep_alive.check(due, true, || false)), Reason::HelloTimeout);
-    }
-
-    #[test]
     fn a_peer_that_does_not_read_is_closed_though_it_sends() {
         let begin = Instant::now();
-        let mut keep_alive = greeted(begin);
+        let mut keep_alive = begun(begin);
         keep_alive.sent(begin + INTERVAL);
         keep_alive.received(begin + INTERVAL * 3);
         assert_eq!(keep_alive.next_check(false), begin + INTERVAL * 3);

@@ -7,9 +7,9 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 use tokio::time::sleep;
-use tracing::error;
+use tracing::{error, warn};
 
 use crate::core::Reason;
 use crate::logging::WINDOW;
@@ -44,11 +44,22 @@ const LIMITS: [(Reason, &str); 4] = [
 
 /// Logs each limit that is reached. Never returns.
 pub async fn report_reached_limits(metrics: Arc<Metrics>) {
-    join_all(LIMITS.map(|(reason, text)| {
+    let refusals = LIMITS.map(|(reason, text)| {
         let counter = metrics.refusals.of(reason).clone();
         report(move || counter.get(), move |refused| error!(refused, "{text}"))
-    }))
-    .await;
+    });
+    let evicted = metrics.connections_evicted.clone();
+    let evictions = report(
+        move || evicted.get(),
+        |closed| {
+            warn!(
+                closed,
+                "too many connections have not sent an accepted Hello: closing the oldest; admitted clients are still \
+                 served; look for a port scan, or for clients without the token"
+            );
+        },
+    );
+    join(join_all(refusals), evictions).await;
 }
 
 /// Calls `log` with the number of new refusals: within a second after the first, and then at most once per [`WINDOW`].

@@ -15,7 +15,6 @@ use futures_util::FutureExt;
 use tracing::debug;
 
 use super::buffered_stream::{IoEvent, READ_SIZE};
-use super::control_requests::not_hello;
 use super::pending_requests::Weight;
 use super::session::{Session, State};
 use super::tokens::Right;
@@ -93,7 +92,7 @@ impl Session {
         }
     }
 
-    fn read_frames(&mut self) {
+    pub(super) fn read_frames(&mut self) {
         let now = self.shared.clock.now();
         while self.is_listening() {
             self.submit_requests(now);
@@ -104,8 +103,7 @@ impl Session {
                     self.handle_frame(frame);
                 }
                 Ok(Some(Decoded::Refused { correlation, refusal })) => {
-                    let is_first = self.state == State::Greeting;
-                    self.refuse(correlation, &if is_first { not_hello(refusal) } else { refusal });
+                    self.refuse(correlation, &refusal);
                 }
                 Err(DecodeError { correlation, refusal }) => {
                     self.refuse_broken_frame(correlation, refusal);
@@ -117,9 +115,6 @@ impl Session {
     /// Submits the adds and dels at the front of the input, and answers the Pings between them. Stops at any other
     /// frame.
     fn submit_requests(&mut self, now: Instant) {
-        if self.state != State::Serving {
-            return;
-        }
         let revolution = self.shared.rings.wheel().slots();
         self.before_write();
         let mut batch = BATCH.take().unwrap_or_default();

@@ -1,9 +1,9 @@
-//! Serves one connection, from Hello to its end.
+//! Serves one connection, from Welcome to its end.
 //!
 //! ```text
-//!  greeting ── Hello ──▶ serving ── GoAway, end of stream ──▶ ended ── all answers written ──▶ connection closed
-//!     │                     │                                                                        ▲
-//!     └── Hello timeout ────┴── Error that closes, lost connection ──▶ closing ── queue written ─────┘
+//!  serving ── GoAway, end of stream ──▶ ended ── all answers written ──▶ connection closed
+//!     │                                                                        ▲
+//!     └── Error that closes, lost connection ──▶ closing ── queue written ─────┘
 //! ```
 
 use std::future::poll_fn;
@@ -16,18 +16,17 @@ use tokio::time::Sleep;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::info;
 
-use super::access::{Admission, Peer};
-use super::buffered_stream::{BufferedStream, Stream, descriptor};
-use super::credentials::certificate_name;
+use super::access::Grant;
+use super::buffered_stream::BufferedStream;
 use super::keep_alive::{Action, KeepAlive};
 use super::pending_requests::{MAX_REQUESTS, PendingRequests};
-use super::shared::{DRAIN_GRACE, Phase, Shared};
+use super::shared::{DRAIN_GRACE, MAX_CREDIT, Phase, Shared};
 use crate::clock::stall_aware_timeout;
 use crate::core::{Delivery as Delivered, Reason, Refusal, RequestBatch, Requester};
 use crate::delivery::Subscription;
 use crate::process::panics::contained;
 use crate::protocol::Codec;
-use crate::protocol::frame::{Body, Frame, FrameType, GoAwayReason, MAX_GREETING_LENGTH};
+use crate::protocol::frame::{Body, Frame, FrameType, GoAwayReason, MAX_MESSAGES, Welcome};
 use crate::ticker::read_barrier::Member;
 
 /// How often a session with too many waiting requests checks whether the store is up. While the store is unreachable,
@@ -36,7 +35,7 @@ use crate::ticker::read_barrier::Member;
 const STORE_CHECK: Duration = Duration::from_millis(100);
 
 /// How long the peer may take to read the last queued bytes when the connection closes.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(super) struct Session {
     pub(super) shared: Arc<Shared>,
@@ -46,11 +45,8 @@ pub(super) struct Session {
     /// their sockets, and waits for them.
     pub(super) barrier: Member,
     pub(super) state: State,
-    pub(super) peer: Peer,
-    /// The name in the client certificate, if there is one.
-    pub(super) certificate_name: Option<String>,
-    /// The name and the rights of the connection; `None` until Hello is accepted.
-    pub(super) admission: Option<Admission>,
+    /// The name and the rights of the connection.
+    pub(super) grant: Grant,
     pub(super) keep_alive: KeepAlive,
     /// The timer for `keep_alive`. It fires no later than the next check is due.
     timer: Pin<Box<Sleep>>,
@@ -75,8 +71,6 @@ pub(super) struct Session {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// No Hello has been accepted yet.
-    Greeting,
     Serving,
     /// The session no longer reads. It still answers the requests that wait for the store.
     Ended,
@@ -84,30 +78,34 @@ pub(super) enum State {
     Closing,
 }
 
+/// The part of an accepted Hello that the Welcome answers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Greeting {
+    pub(super) correlation: u32,
+    /// The version of the protocol that the connection uses.
+    pub(super) version: u8,
+}
+
 impl Session {
-    pub(super) fn new(stream: Stream, peer: Peer, shared: Arc<Shared>, phase: watch::Receiver<Phase>) -> Session {
-        let (codec, options) = (Codec::new(MAX_GREETING_LENGTH), &shared.options);
-        let certificate_name = certificate_name(&stream);
-        let barrier = shared.read_barrier.join(Some(descriptor(&stream)));
-        Session {
-            stream: BufferedStream::new(
-                stream,
-                barrier.unprocessed_input(),
-                codec,
-                options.max_queued_bytes,
-                shared.memory.open(),
-            ),
+    /// Creates the session of an admitted client and queues its Welcome. `stream` may contain frames that followed the
+    /// Hello.
+    pub(super) fn new(
+        mut stream: BufferedStream,
+        greeting: Greeting,
+        grant: Grant,
+        shared: Arc<Shared>,
+        phase: watch::Receiver<Phase>,
+    ) -> Session {
+        let (options, barrier) = (&shared.options, stream.join(&shared.read_barrier));
+        stream.codec = Codec::new(options.max_frame_length);
+        let welcome = Body::Welcome(welcome(&shared, greeting.version));
+        let mut session = Session {
+            stream,
             barrier,
             phase,
-            state: State::Greeting,
-            peer,
-            certificate_name,
-            admission: None,
-            keep_alive: KeepAlive::new(
-                shared.clock.stall_aware_now(),
-                options.hello_timeout,
-                options.ping_interval,
-            ),
+            state: State::Serving,
+            grant,
+            keep_alive: KeepAlive::new(shared.clock.stall_aware_now(), options.ping_interval),
             timer: Box::pin(tokio::time::sleep(Duration::ZERO)),
             requester: shared.rings.requester(),
             pending: PendingRequests::default(),
@@ -118,13 +116,17 @@ impl Session {
             final_error: None,
             read_since_yield: 0,
             shared,
-        }
+        };
+        session.send(&Frame::new(greeting.correlation, welcome));
+        session
     }
 
     /// Serves the peer until the connection ends. Holds `unanswered` until all queued bytes are written. While it is
     /// held, the shutdown knows that this connection still owes answers.
     pub(super) async fn run(mut self, unanswered: TaskTrackerToken) {
         self.change_phase();
+        // The client may have sent requests together with its Hello.
+        self.read_frames();
         while !self.is_over() {
             self.step().await;
         }
@@ -148,12 +150,12 @@ impl Session {
                 self.stream.write_failed
                     || !self.pending.is_waiting() && self.final_error.is_none() && self.stream.is_flushed()
             }
-            State::Greeting | State::Serving => false,
+            State::Serving => false,
         }
     }
 
     pub(super) fn is_listening(&self) -> bool {
-        matches!(self.state, State::Greeting | State::Serving)
+        self.state == State::Serving
     }
 
     pub(super) fn may_read(&self) -> bool {
@@ -292,4 +294,20 @@ async fn next_batch(subscription: &mut Option<(u32, Subscription)>) -> Option<(u
     let Some((correlation, subscription)) = subscription else { return std::future::pending().await };
     let delivery = subscription.next().await?;
     Some((*correlation, delivery))
+}
+
+/// Returns the Welcome of a connection that uses this version of the protocol.
+fn welcome(shared: &Shared, version: u8) -> Welcome {
+    let (wheel, options) = (shared.rings.wheel(), &shared.options);
+    Welcome {
+        version,
+        slots: wheel.slots(),
+        tick_ms: wheel.tick_ms(),
+        max_frame_length: options.max_frame_length,
+        max_messages: u32::try_from(MAX_MESSAGES).unwrap_or(u32::MAX),
+        max_credit: MAX_CREDIT,
+        ping_interval_ms: u32::try_from(options.ping_interval.as_millis()).unwrap_or(u32::MAX),
+        store: String::from(shared.store.kind()),
+        server_name: String::from(concat!("ackwheel/", env!("CARGO_PKG_VERSION"))),
+    }
 }

@@ -3,13 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::Semaphore;
-
-use super::access::Access;
-use super::credentials::Certificate;
-use super::memory_budget::MemoryBudget;
-use super::socket_file::SocketFile;
 use crate::clock::Clock;
 use crate::core::{Rings, Store};
 use crate::delivery::Delivery;
@@ -28,7 +21,7 @@ pub(super) const MAX_CREDIT: u32 = 1_048_576;
 pub struct ServerOptions {
     /// The maximum length of a frame, in bytes.
     pub max_frame_length: u32,
-    /// The maximum number of connections.
+    /// The maximum number of admitted connections of each listener.
     pub max_connections: usize,
     /// The time within which a connection must send Hello.
     pub hello_timeout: Duration,
@@ -44,29 +37,13 @@ pub struct ServerOptions {
 #[expect(missing_docs, reason = "each is described by its type")]
 pub struct Shared {
     pub options: ServerOptions,
-    /// The permits for further connections. Each open connection holds one permit.
-    pub free_connections: Arc<Semaphore>,
-    /// The certificate of the TCP listener. With `None`, the listener does not speak TLS.
-    pub certificate: Option<Certificate>,
-    pub access: Access,
     pub store: Arc<dyn Store>,
     /// The rings of `store`.
     pub rings: Rings,
     pub delivery: Arc<Delivery>,
     pub clock: Arc<Clock>,
-    /// The memory of the buffers of all connections.
-    pub memory: Arc<MemoryBudget>,
     pub read_barrier: Arc<ReadBarrier>,
     pub metrics: Arc<Metrics>,
-}
-
-/// A listener for logic nodes.
-pub enum Listener {
-    /// A TCP address.
-    Tcp(TcpListener),
-    /// A Unix socket and its file. Rust drops the fields in this order, so the file is removed before the listener
-    /// closes. Until then, no other sidecar replaces the file, and no other file can get its inode.
-    Unix(SocketFile, UnixListener),
 }
 
 /// The phases of a server's life.

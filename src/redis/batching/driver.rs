@@ -195,6 +195,7 @@ impl Driver {
                 let applied = Applied::read(&mut answer)?;
                 if has_adds && mem::take(&mut self.is_out_of_memory) {
                     info!("Redis has memory again, and new messages are taken");
+                    *self.link.progress.out_of_memory_at.lock() = None;
                 }
                 let (chunk, _) = scripts.in_flight.pop_front().expect("its answer has just come");
                 self.queue.apply(chunk, &applied, self.link.clock.now());

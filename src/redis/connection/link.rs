@@ -16,6 +16,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
@@ -39,6 +40,9 @@ use crate::redis::topology::nodes::Found;
 
 /// Number of timeouts in a row after which the sidecar connects again.
 const MAX_TIMEOUTS: u32 = 2;
+
+/// How long Redis counts as full after it refused a command because it has no memory.
+const FULL_TIME: Duration = Duration::from_secs(10);
 
 /// A registered connection to Redis.
 pub(crate) struct Session {
@@ -91,6 +95,8 @@ pub(crate) struct Progress {
     pub(crate) unanswered_acks: AtomicU64,
     /// The number of the last answered chunk.
     pub(crate) answered_chunk: AtomicU64,
+    /// When Redis last refused a command because it has no memory.
+    pub(crate) out_of_memory_at: Mutex<Option<Instant>>,
 }
 
 impl Link {
@@ -113,6 +119,11 @@ impl Link {
     /// Returns whether the link has a session.
     pub(crate) fn is_up(&self) -> bool {
         self.state.borrow().is_ok()
+    }
+
+    /// Returns whether Redis has refused a command within [`FULL_TIME`] because it has no memory.
+    pub(crate) fn is_full(&self) -> bool {
+        self.progress.out_of_memory_at.lock().is_some_and(|at| self.clock.now() < at + FULL_TIME)
     }
 
     /// Returns the session, or a fault with the reason why there is none.
@@ -214,6 +225,9 @@ impl Link {
     fn report(&self, session: &Session, fault: Fault) -> Fault {
         let (label, ends_the_connection, _) = fault.kind.effects();
         self.metrics.redis_errors.of(label).inc();
+        if fault.kind == FaultKind::OutOfMemory {
+            *self.progress.out_of_memory_at.lock() = Some(self.clock.now());
+        }
         let many_timeouts = fault.kind == FaultKind::Timeout
             && session.timeouts.fetch_add(1, Ordering::Relaxed) + 1 >= MAX_TIMEOUTS;
         if many_timeouts || ends_the_connection {

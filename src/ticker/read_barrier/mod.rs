@@ -2,7 +2,7 @@
 //!
 //! After a stall of the process, acknowledgements wait unread. [`ReadBarrier::wait_until_read`] runs a *round*: it
 //! asks the connections to read until their sockets are empty, and returns when all have done so. A connection is a
-//! [`Member`] from its first frame to its end. A round does not wait for a connection that joins during the round.
+//! [`Member`] from the acceptance of its Hello to its end. A round does not wait for a connection that joins during the round.
 //!
 //! A round asks only connections that may have unread bytes. Bytes that arrived before the round are in one of three
 //! states:
@@ -185,7 +185,7 @@ impl Drop for Member {
 
 /// A flag that is set while a connection may have read bytes that it has not processed. The barrier cannot find such
 /// bytes in the socket.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct UnprocessedInput(Arc<AtomicBool>);
 
 impl UnprocessedInput {

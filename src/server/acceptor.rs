@@ -1,0 +1,270 @@
+//! Accepts connections on a thread of its own: makes TLS handshakes, reads Hello, and checks the token. Only an
+//! admitted connection goes to the threads that serve, so a stranger costs the clients no time there.
+//!
+//! ```text
+//!   accept ──▶ TLS handshake ──▶ Hello ──▶ admit ──▶ session on a serving thread
+//!      │             │             │          └──▶ Error, and the connection closes
+//!      └─────────────┴─────────────┴──▶ closed: Hello timeout, or too many unauthenticated connections
+//! ```
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio_util::either::Either;
+use tokio_util::task::TaskTracker;
+use tracing::field::Empty;
+use tracing::{Instrument, Span, debug, info_span, warn};
+
+use super::access::Peer;
+use super::admission::{Admission, Admitted, Client, log_refusal};
+use super::buffered_stream::{BufferedStream, IoEvent, Socket, Stream};
+use super::credentials::{certificate_name, log_failed_handshake};
+use super::session::{CLOSE_TIMEOUT, Greeting, Session};
+use super::shared::Phase;
+use super::unauthenticated::Place;
+use crate::clock::stall_aware_timeout;
+use crate::core::{Reason, Refusal};
+use crate::process::panics::contained;
+use crate::protocol::frame::{Body, Frame, FrameType, Hello, MAX_GREETING_LENGTH};
+use crate::protocol::{Codec, DecodeError, Decoded};
+use crate::ticker::read_barrier::UnprocessedInput;
+
+/// How long the acceptor pauses after a failed accept. Otherwise a process without free file descriptors would repeat
+/// the failing accept in a busy loop.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// The same pause if an unauthenticated connection was closed: its file is free after one turn of the thread.
+const EVICTION_PAUSE: Duration = Duration::from_millis(1);
+
+/// The task that accepts connections. It runs on a thread of its own.
+#[derive(Clone)]
+pub(super) struct Acceptor {
+    pub(super) admission: Arc<Admission>,
+    pub(super) phase: watch::Receiver<Phase>,
+    /// The runtime of the sessions.
+    pub(super) serving: Handle,
+    /// Counts the sessions.
+    pub(super) sessions: TaskTracker,
+    /// Counts the connections whose last answers are not written yet. Each such connection holds a token of this
+    /// tracker.
+    pub(super) unanswered: TaskTracker,
+}
+
+impl Acceptor {
+    /// Accepts connections until the sidecar drains. Closes the listeners then.
+    pub(super) async fn run(mut self, tcp: TcpListener, unix: Option<UnixListener>) {
+        loop {
+            let accepted = tokio::select! {
+                accepted = tcp.accept() => accepted.map(|(stream, _)| Either::Left(stream)),
+                accepted = accept_unix(unix.as_ref()) => accepted.map(Either::Right),
+                _ = self.phase.changed() => return,
+            };
+            match accepted {
+                Ok(socket) => {
+                    self.receive(socket);
+                    // Let the other connections of this thread make progress after each new one.
+                    tokio::task::yield_now().await;
+                }
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(error) => {
+                    log_failed_accept("a connection", &error);
+                    let pause = if self.admission.close_oldest() { EVICTION_PAUSE } else { ACCEPT_PAUSE };
+                    tokio::time::sleep(pause).await;
+                }
+            }
+        }
+    }
+
+    /// Starts the task of a new connection.
+    fn receive(&self, socket: Socket) {
+        let (admission, index) = (Arc::clone(&self.admission), usize::from(matches!(socket, Either::Right(_))));
+        admission.metrics.connections_opened.inc();
+        let (peer, address) = match &socket {
+            Either::Left(tcp) => {
+                // Both calls fail only if the connection has ended already.
+                let _ = tcp.set_nodelay(true);
+                match tcp.peer_addr() {
+                    Ok(address) => (Peer::Tcp(address.ip()), address.to_string()),
+                    Err(_) => return,
+                }
+            }
+            Either::Right(_) => (Peer::Unix, String::from("unix")),
+        };
+        let span = info_span!("connection", peer = %address, name = Empty, client = Empty);
+        let (acceptor, mut closing) = (self.clone(), self.phase.clone());
+        let start = |place| {
+            let greeting = async move {
+                tokio::select! {
+                    () = acceptor.greet(socket, peer, place) => {}
+                    _ = closing.wait_for(|phase| *phase == Phase::Closed) => {}
+                }
+            };
+            tokio::spawn(contained(greeting.instrument(span))).abort_handle()
+        };
+        if admission.listeners[index].unauthenticated.add(start) {
+            admission.metrics.connections_evicted.inc();
+        }
+    }
+
+    /// Reads the Hello of a connection, and starts its session if the client is admitted. Holds `place` until the
+    /// client is admitted or the connection is closed.
+    async fn greet(self, socket: Socket, peer: Peer, place: Place) {
+        let (admission, mut stream) = (&*self.admission, None);
+        let listener = &admission.listeners[usize::from(peer == Peer::Unix)];
+        let timeout = admission.options.hello_timeout;
+        // The handshake and Hello share this time.
+        let received = stall_aware_timeout(timeout, self.receive_hello(socket, &mut stream)).await;
+        let Some((mut stream, client)) =
+            stream.map(|(stream, certificate_name)| (stream, Client { peer, certificate_name }))
+        else {
+            if received.is_none() {
+                debug!("the TLS handshake took too long");
+                admission.metrics.refusals.of(Reason::TlsHandshake).inc();
+            }
+            return;
+        };
+        let text = || format!("no Hello came within {timeout:?}");
+        let received = received.unwrap_or_else(|| Err(Some((0, Refusal::new(Reason::HelloTimeout, text())))));
+        let admitted = match received {
+            Ok((correlation, hello)) => admission
+                .admit(&hello, &client, listener)
+                .map(|admitted| (correlation, hello, admitted))
+                .map_err(|refusal| (correlation, refusal)),
+            Err(Some(refused)) => Err(refused),
+            Err(None) => return,
+        };
+        match admitted {
+            Ok((correlation, hello, Admitted { shared, grant, permit, version })) => {
+                drop(place);
+                Span::current().record("client", &hello.client_name).record("name", grant.name.as_deref());
+                let stream = match stream.move_to(&self.serving) {
+                    Ok(stream) => stream,
+                    Err(error) => {
+                        return warn!(%error, "an admitted connection could not be served, and is closed");
+                    }
+                };
+                let (phase, unanswered) = (self.phase.clone(), self.unanswered.token());
+                let session = async move {
+                    // Hold the permit until the end of the task. It is released even if the task panics.
+                    let _permit = permit;
+                    let greeting = Greeting { correlation, version };
+                    Session::new(stream, greeting, grant, shared, phase).run(unanswered).await;
+                };
+                self.sessions.spawn_on(contained(session.instrument(Span::current())), &self.serving);
+            }
+            Err((correlation, refusal)) => {
+                log_refusal(&refusal, peer);
+                admission.metrics.refusals.of(refusal.reason).inc();
+                admission.metrics.count_frame(FrameType::Error);
+                stream.write(|codec, out| codec.encode_refusal(correlation, &refusal, out));
+                let _ = stall_aware_timeout(CLOSE_TIMEOUT, stream.close(self.unanswered.token())).await;
+            }
+        }
+    }
+
+    /// Makes the TLS handshake and reads the Hello. Sets `stream` once the handshake is made. Returns the Hello and its
+    /// correlation id, or the refusal to send; without a refusal, the connection ended.
+    async fn receive_hello(
+        &self,
+        socket: Socket,
+        stream: &mut Option<(BufferedStream, Option<String>)>,
+    ) -> Result<(u32, Hello), Option<(u32, Refusal)>> {
+        let ready = self.handshake(socket).await.ok_or(None)?;
+        let (codec, max_queued) = (Codec::new(MAX_GREETING_LENGTH), self.admission.options.max_queued_bytes);
+        let (name, charge) = (certificate_name(&ready), self.admission.memory.open());
+        let ready = BufferedStream::new(ready, UnprocessedInput::default(), codec, max_queued, charge);
+        let (stream, _) = stream.insert((ready, name));
+        loop {
+            match stream.decode() {
+                Ok(None) => {}
+                Ok(Some(Decoded::Frame(Frame { correlation, body }))) => {
+                    self.admission.metrics.count_frame(body.frame_type());
+                    return match body {
+                        Body::Hello(hello) => Ok((correlation, hello)),
+                        other => {
+                            let found = other.frame_type().as_str();
+                            let text =
+                                format!("the first frame of a connection must be hello, but this one is {found}");
+                            Err(Some((correlation, Refusal::new(Reason::HelloExpected, text))))
+                        }
+                    };
+                }
+                Ok(Some(Decoded::Refused { correlation, refusal })) => {
+                    return Err(Some((correlation, not_hello(refusal))));
+                }
+                Err(DecodeError { correlation, refusal }) => return Err(Some((correlation, refusal))),
+            }
+            match stream.read_or_write(true).await {
+                Ok(IoEvent::Ended | IoEvent::OverBudget) => return Err(None),
+                Ok(_) => {}
+                Err(error) => {
+                    debug!(%error, "connection lost");
+                    return Err(None);
+                }
+            }
+        }
+    }
+
+    /// Makes the TLS handshake of a TCP connection if the server has a certificate. Other connections need no
+    /// handshake. Returns `None` if the handshake fails.
+    async fn handshake(&self, socket: Socket) -> Option<Stream> {
+        let (tcp, certificate) = match (socket, &self.admission.certificate) {
+            (Either::Left(tcp), Some(certificate)) => (tcp, certificate),
+            (socket, _) => return Some(Either::Left(socket)),
+        };
+        // A port probe closes or resets the connection without sending a byte. This does not count as a failed
+        // handshake.
+        if !matches!(tcp.peek(&mut [0]).await, Ok(1..)) {
+            debug!("the connection was closed before a TLS handshake began");
+            return None;
+        }
+        match certificate.acceptor().accept(Either::Left(tcp)).await {
+            Ok(stream) => Some(Either::Right(Box::new(stream))),
+            Err(error) => {
+                self.admission.metrics.refusals.of(Reason::TlsHandshake).inc();
+                log_failed_handshake(&error);
+                None
+            }
+        }
+    }
+}
+
+async fn accept_unix(listener: Option<&UnixListener>) -> io::Result<UnixStream> {
+    match listener {
+        Some(listener) => listener.accept().await.map(|(stream, _)| stream),
+        None => std::future::pending().await,
+    }
+}
+
+/// Accepts a connection. After a failure, logs that `what` could not be accepted, pauses, and tries again.
+pub(crate) async fn accept<T, F: Future<Output = io::Result<T>>>(what: &str, accept: impl Fn() -> F) -> T {
+    loop {
+        match accept().await {
+            Ok(accepted) => return accepted,
+            Err(error) => log_failed_accept(what, &error),
+        }
+        tokio::time::sleep(ACCEPT_PAUSE).await;
+    }
+}
+
+fn log_failed_accept(what: &str, error: &io::Error) {
+    warn!(
+        %error,
+        "{what} could not be accepted; trying again: if files run out, raise the limit (ulimit -n, LimitNOFILE of systemd)"
+    );
+}
+
+/// Returns the refusal to send for a first frame that cannot be decoded. Returns `refusal`, which is the refusal of the
+/// decoder, if its reason closes the connection. Otherwise returns `HelloExpected`, because the first frame must be a
+/// Hello.
+fn not_hello(refusal: Refusal) -> Refusal {
+    if refusal.reason.closes() {
+        return refusal;
+    }
+    let text = format!("the first frame of a connection must be hello, but this one is not: {}", refusal.text);
+    Refusal::new(Reason::HelloExpected, text)
+}

@@ -1,0 +1,163 @@
+//! Decides whether a connection is admitted: by the bounds of its listener, and by its Hello.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tracing::{debug, warn};
+
+use super::access::{Access, Grant, Peer};
+use super::credentials::Certificate;
+use super::memory_budget::MemoryBudget;
+use super::shared::{ServerOptions, Shared};
+use super::unauthenticated::Unauthenticated;
+use crate::core::{Reason, Refusal};
+use crate::metrics::{Metrics, gauge_value};
+use crate::protocol::frame::{Hello, VERSIONS};
+
+/// The maximum numbers of unauthenticated connections of the TCP listener and of the Unix socket.
+const MAX_UNAUTHENTICATED: [usize; 2] = [512, 64];
+
+/// The number of files that unauthenticated connections may need.
+pub const UNAUTHENTICATED_FILES: usize = MAX_UNAUTHENTICATED[0] + MAX_UNAUTHENTICATED[1];
+
+/// The parts that check a new connection. They exist before the store is open.
+pub struct Admission {
+    /// The limits and timeouts of connections.
+    pub options: ServerOptions,
+    /// The tokens that clients must present.
+    pub access: Access,
+    /// The certificate of the TCP listener. With `None`, the listener does not speak TLS.
+    pub certificate: Option<Certificate>,
+    /// The memory of the buffers of all connections.
+    pub memory: Arc<MemoryBudget>,
+    /// The metrics of the sidecar.
+    pub metrics: Arc<Metrics>,
+    /// The parts that sessions share. Not set while the store is being opened.
+    shared: OnceLock<Arc<Shared>>,
+    /// The connections of the TCP listener and of the Unix socket.
+    pub(super) listeners: [Connections; 2],
+}
+
+/// The connections of one listener.
+pub(super) struct Connections {
+    pub(super) unauthenticated: Arc<Unauthenticated>,
+    /// The permits for further admitted connections. Each admitted connection holds one.
+    free: Arc<Semaphore>,
+}
+
+impl Admission {
+    /// Creates the parts. Until [`Admission::open`], every Hello is refused with `starting`.
+    pub fn new(
+        options: ServerOptions,
+        access: Access,
+        certificate: Option<Certificate>,
+        metrics: Arc<Metrics>,
+    ) -> Admission {
+        let listeners = MAX_UNAUTHENTICATED.map(|max| Connections {
+            unauthenticated: Unauthenticated::new(max),
+            free: Arc::new(Semaphore::new(options.max_connections)),
+        });
+        let memory = Arc::new(MemoryBudget::new(options.max_connection_memory));
+        Admission { options, access, certificate, memory, metrics, shared: OnceLock::new(), listeners }
+    }
+
+    /// Admits clients from now on. Must be called once.
+    pub fn open(&self, shared: &Arc<Shared>) {
+        let _ = self.shared.set(Arc::clone(shared));
+    }
+
+    /// Returns the parts that sessions share, or `None` while the store is being opened.
+    pub fn shared(&self) -> Option<&Arc<Shared>> {
+        self.shared.get()
+    }
+
+    /// Sets the gauges of connections and of the certificate.
+    pub fn set_gauges(&self) {
+        let sum = |count: fn(&Connections) -> usize| self.listeners.iter().map(count).sum::<usize>() as u64;
+        let free = sum(|listener| listener.free.available_permits());
+        let all = self.options.max_connections as u64 * self.listeners.len() as u64;
+        self.metrics.connections.set(gauge_value(all - free));
+        let unauthenticated = sum(|listener| listener.unauthenticated.count());
+        self.metrics.unauthenticated_connections.set(gauge_value(unauthenticated));
+        let expiry = self.certificate.as_ref().and_then(Certificate::expiry);
+        self.metrics.certificate_expiry.set(expiry.unwrap_or_default());
+    }
+
+    /// Checks the Hello of a client: its versions, its token, and the limit of connections. Returns the parts that the
+    /// session needs.
+    pub(super) fn admit(
+        &self,
+        hello: &Hello,
+        client: &Client,
+        listener: &Connections,
+    ) -> Result<Admitted, Refusal> {
+        let (first, last) = VERSIONS.into_inner();
+        let Hello { lowest_version: lowest, highest_version: highest, .. } = *hello;
+        if last.min(highest) < first.max(lowest) {
+            let text = format!(
+                "this server speaks versions {first} to {last} of the protocol, and the client {lowest} to {highest}: \
+                 update the older one"
+            );
+            return Err(Refusal::new(Reason::UnsupportedVersion, text));
+        }
+        let now = Instant::now();
+        let grant = self.access.admit(&hello.token.0, client.peer, client.certificate_name.as_deref(), now)?;
+        let Some(shared) = self.shared() else {
+            let text = "this sidecar is starting, and its store is being opened: connect again in a second";
+            return Err(Refusal::new(Reason::Starting, text));
+        };
+        let Ok(permit) = Arc::clone(&listener.free).try_acquire_owned() else {
+            let max = self.options.max_connections;
+            let text = format!(
+                "this sidecar has {max} connections already: share connections, or raise --max-connections"
+            );
+            return Err(Refusal::new(Reason::TooManyConnections, text));
+        };
+        Ok(Admitted { shared: Arc::clone(shared), grant, permit, version: last.min(highest) })
+    }
+
+    /// Closes the oldest unauthenticated connection of any listener. Returns whether there was one.
+    pub(super) fn close_oldest(&self) -> bool {
+        let all = self.listeners.iter().map(|listener| &listener.unauthenticated);
+        let oldest = all.filter_map(|found| Some((found.oldest()?, found))).min_by_key(|(number, _)| *number);
+        if let Some((_, found)) = oldest {
+            found.close_oldest();
+            self.metrics.connections_evicted.inc();
+        }
+        oldest.is_some()
+    }
+}
+
+/// What is known of a client before its Hello.
+pub(super) struct Client {
+    pub(super) peer: Peer,
+    /// The name in the client certificate, if the client has one that was verified.
+    pub(super) certificate_name: Option<String>,
+}
+
+/// A client whose Hello was accepted.
+pub(super) struct Admitted {
+    pub(super) shared: Arc<Shared>,
+    pub(super) grant: Grant,
+    pub(super) permit: OwnedSemaphorePermit,
+    /// The version of the protocol that the connection uses.
+    pub(super) version: u8,
+}
+
+/// Logs a refusal before Welcome.
+pub(super) fn log_refusal(refusal: &Refusal, peer: Peer) {
+    match refusal.reason {
+        Reason::Unauthorized => {
+            warn!("a client sent no token, or none of those in --token-file: give the client one of them");
+        }
+        Reason::TooManyAttempts => {
+            let Peer::Tcp(address) = peer else { return };
+            warn!(%address, "too many wrong tokens from this address: find the client that sends them");
+        }
+        Reason::UnsupportedVersion => {
+            warn!(%refusal, "a client that has no protocol version in common with this server is turned away");
+        }
+        _ => debug!(%refusal, "refused"),
+    }
+}

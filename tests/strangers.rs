@@ -1,0 +1,196 @@
+//! Connections that never send an accepted Hello: they take no place of a client, and cost a bounded amount.
+
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Resource, Rlimit, prlimit};
+use tempfile::TempDir;
+
+use crate::support::certificates::Files;
+use crate::support::frames::{self, ACKED, RETRYABLE};
+use crate::support::process::assert_names;
+use crate::support::raw::Raw;
+use crate::support::sidecar::Sidecar;
+use crate::support::{SLACK, wait_until};
+
+/// The places for unauthenticated connections over TCP and over the Unix socket.
+const PLACES: (u64, u64) = (512, 64);
+
+struct Guarded {
+    sidecar: Sidecar,
+    socket: PathBuf,
+    _folder: TempDir,
+}
+
+impl Guarded {
+    /// A sidecar with a token, a Unix socket, and these flags.
+    fn start(flags: &[&str]) -> Guarded {
+        let folder = tempfile::tempdir().unwrap();
+        let (socket, token) = (folder.path().join("socket"), folder.path().join("token"));
+        std::fs::write(&token, "a token that nobody guesses").unwrap();
+        let own = ["--socket", socket.to_str().unwrap(), "--token-file", token.to_str().unwrap()];
+        let sidecar = Sidecar::start(&[&own[..], flags].concat());
+        Guarded { sidecar, socket, _folder: folder }
+    }
+
+    fn tcp(&self) -> Raw {
+        greet(Raw::tcp(self.sidecar.listen))
+    }
+
+    fn unix(&self) -> Raw {
+        greet(Raw::unix(&self.socket))
+    }
+}
+
+/// Says Hello with the token.
+fn greet(mut connection: Raw) -> Raw {
+    let welcome = connection.ask(&frames::hello((1, 1), b"a token that nobody guesses"));
+    assert_eq!(welcome.kind, frames::WELCOME, "{welcome:?}");
+    connection
+}
+
+fn assert_serves(connection: &mut Raw, id: u64) {
+    connection.ask(&frames::add(&[id], 0, 1)).added();
+    assert_eq!(connection.ask(&frames::del(&[id])).outcomes(), [ACKED]);
+}
+
+#[test]
+fn strangers_fill_their_own_places_and_the_oldest_makes_room() {
+    // Fewer connections of clients are allowed than there are strangers.
+    let guarded = Guarded::start(&["--hello-timeout", "60s", "--max-connections", "3"]);
+    let (mut tcp, mut unix) = (guarded.tcp(), guarded.unix());
+    let over_tcp: Vec<TcpStream> =
+        (0..PLACES.0 + 100).map(|_| TcpStream::connect(guarded.sidecar.listen).unwrap()).collect();
+    let over_unix: Vec<UnixStream> =
+        (0..PLACES.1 + 10).map(|_| UnixStream::connect(&guarded.socket).unwrap()).collect();
+    let metrics = || guarded.sidecar.metrics();
+    wait_until("all places are taken", || metrics().count("connections_evicted_total") == 110);
+    assert_eq!(metrics().count("unauthenticated_connections"), PLACES.0 + PLACES.1);
+    assert_eq!(metrics().count("connections"), 2, "strangers are no connections of clients");
+    assert_serves(&mut tcp, 1);
+    assert_serves(&mut unix, 2);
+    assert_serves(&mut guarded.tcp(), 3);
+    assert_serves(&mut guarded.unix(), 4);
+    let line = guarded.sidecar.log().line("closing the oldest").expect("it is said");
+    assert_names(&line, &["WARN", "accepted Hello", "token"]);
+    // The oldest were closed, and the newest stay.
+    for stream in [&over_tcp[0], &over_tcp[99]] {
+        assert!(matches!(peek(stream), Ok(0) | Err(_)), "it is closed");
+    }
+    let newest = over_tcp.last().unwrap();
+    newest.set_nonblocking(true).unwrap();
+    assert!(peek(newest).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock), "it stays");
+    drop((over_tcp, over_unix));
+    wait_until("they are gone", || metrics().count("unauthenticated_connections") == 0);
+}
+
+fn peek(stream: &TcpStream) -> std::io::Result<usize> {
+    stream.peek(&mut [0])
+}
+
+#[test]
+fn without_free_files_a_stranger_makes_room_and_clients_are_served() {
+    let guarded = Guarded::start(&["--hello-timeout", "60s"]);
+    let (mut tcp, mut unix) = (guarded.tcp(), guarded.unix());
+    let pid = rustix::process::Pid::from_raw(guarded.sidecar.id().cast_signed());
+    let files = std::fs::read_dir(format!("/proc/{}/fd", guarded.sidecar.id())).unwrap().count() as u64;
+    let few = Rlimit { current: Some(files + 20), maximum: Some(files + 20) };
+    prlimit(pid, Resource::Nofile, few).unwrap();
+    let strangers: Vec<TcpStream> =
+        (0..100).map(|_| TcpStream::connect(guarded.sidecar.listen).unwrap()).collect();
+    guarded.sidecar.log().line("could not be accepted").expect("files ran out");
+    assert_serves(&mut tcp, 1);
+    assert_serves(&mut unix, 2);
+    assert_serves(&mut guarded.tcp(), 3);
+    assert_serves(&mut guarded.unix(), 4);
+    drop(strangers);
+}
+
+#[test]
+fn handshake_and_hello_share_one_timeout() {
+    let (files, trusted) = Files::vouched_for();
+    let timeout = Duration::from_secs(2);
+    let sidecar = Sidecar::start(&[&files.flags()[..], &["--hello-timeout", "2s"]].concat());
+    // A client that makes its handshake late and then sends no Hello.
+    let begun = Instant::now();
+    let tcp = TcpStream::connect(sidecar.listen).unwrap();
+    thread::sleep(Duration::from_millis(1_500));
+    let mut tls = tls::connect(&trusted, tcp);
+    let error = tls::read_frame(&mut tls).expect("an Error");
+    let elapsed = begun.elapsed();
+    error.assert_error(4, RETRYABLE);
+    assert!(elapsed >= timeout && elapsed < timeout + SLACK, "closed after {elapsed:?}");
+}
+
+#[test]
+fn over_tls_a_connection_too_many_is_told_so_after_its_hello() {
+    let (files, trusted) = Files::vouched_for();
+    let sidecar = Sidecar::start(&[&files.flags()[..], &["--max-connections", "1"]].concat());
+    let connect = || {
+        let mut tls = tls::connect(&trusted, TcpStream::connect(sidecar.listen).unwrap());
+        // A request that comes in the same write as Hello is answered, too.
+        let bytes = [frames::hello((1, 1), b"").bytes(1), frames::ping(b"early").bytes(2)].concat();
+        std::io::Write::write_all(&mut tls, &bytes).unwrap();
+        tls
+    };
+    let mut first = connect();
+    assert_eq!(tls::read_frame(&mut first).unwrap().kind, frames::WELCOME);
+    assert_eq!(tls::read_frame(&mut first).unwrap().body, b"early");
+    let refused = tls::read_frame(&mut connect()).expect("an Error");
+    refused.assert_error(8, RETRYABLE);
+    assert_eq!(refused.correlation, 1);
+    assert_names(refused.text(), &["--max-connections"]);
+    drop(first);
+    wait_until("there is room again", || sidecar.metrics().count("connections") == 0);
+    assert_eq!(tls::read_frame(&mut connect()).unwrap().kind, frames::WELCOME);
+}
+
+mod tls {
+    //! A TLS client that blocks.
+
+    use std::io::Read;
+    use std::net::TcpStream;
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use tokio_rustls::rustls::crypto::ring;
+    use tokio_rustls::rustls::pki_types::pem::PemObject;
+    use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+    use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+
+    use crate::support::PATIENCE;
+    use crate::support::frames::Frame;
+
+    pub type Tls = StreamOwned<ClientConnection, TcpStream>;
+
+    /// Makes the handshake with a server on 127.0.0.1 whose authority is in the file `trusted`.
+    pub fn connect(trusted: &Path, tcp: TcpStream) -> Tls {
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_file(trusted).unwrap()).unwrap();
+        let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let name = ServerName::try_from("127.0.0.1").unwrap();
+        tcp.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut stream = StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), tcp);
+        while stream.conn.is_handshaking() {
+            stream.conn.complete_io(&mut stream.sock).unwrap();
+        }
+        stream
+    }
+
+    /// Reads the next frame and no byte more. Returns `None` at the end of the stream.
+    pub fn read_frame(stream: &mut Tls) -> Option<Frame> {
+        let mut bytes = vec![0; 4];
+        stream.read_exact(&mut bytes).ok()?;
+        let length = u32::from_be_bytes(bytes[..].try_into().unwrap()) as usize;
+        bytes.resize(4 + length, 0);
+        stream.read_exact(&mut bytes[4..]).ok()?;
+        Frame::take(&mut bytes)
+    }
+}
