@@ -32,7 +32,7 @@ pub(super) fn group_name(answer: &mut Answer) -> Result<Option<GroupName>, Fault
     let legal = std::str::from_utf8(&name).ok().and_then(|name| name.parse().ok());
     if legal.is_none() && !IS_LOGGED.swap(true, Ordering::Relaxed) {
         warn!(
-            group = ?String::from_utf8_lossy(&name),
+            group = %String::from_utf8_lossy(&name),
             "Redis has a group whose name is not a name of a group, and it is ignored: another program writes to \
              ackwheel's keys; delete the group with XGROUP DESTROY; further such groups are not logged"
         );
