@@ -17,14 +17,14 @@ use tracing::{Instrument, Span, error, error_span, info, warn};
 
 use crate::admin::{self, Health};
 use crate::clock::Clock;
-use crate::config::{Config, RedisConfig, without_password};
+use crate::config::{Config, RedisConfig};
 use crate::core::{CombinedOutbox, Rings, Store};
 use crate::delivery::Delivery;
 use crate::logging;
 use crate::memory::{MemoryOptions, MemoryStore, Recovery, StateError};
 use crate::metrics::{Metrics, gauge_value};
 use crate::process::thread::RuntimeThread;
-use crate::redis::{RedisOptions, RedisStore, RedisStoreError};
+use crate::redis::{RedisOptions, RedisStore, RedisStoreError, StoreUrl};
 use crate::server::{self, Admission, Certificate, Listeners, Server, Shared, SocketFile, UNAUTHENTICATED_FILES};
 use crate::ticker::Ticker;
 use crate::ticker::precise_timer::PreciseTimer;
@@ -154,7 +154,7 @@ async fn open_store(
     let options = RedisOptions { name: name.to_owned(), ..options.clone() };
     match RedisStore::open(&options, clock, metrics).await {
         Ok(store) => Ok(Arc::new(store)),
-        Err(cause) => Err(StartError::Redis { url: without_password(&options.url), cause }),
+        Err(cause) => Err(StartError::Redis { url: options.url, cause }),
     }
 }
 
@@ -281,8 +281,8 @@ pub enum StartError {
     /// The Redis store could not be opened.
     #[error("--store {url}: {cause}")]
     Redis {
-        /// The URL of the store, without a password.
-        url: String,
+        /// The URL of the store.
+        url: StoreUrl,
         /// The cause.
         cause: RedisStoreError,
     },

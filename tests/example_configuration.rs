@@ -16,7 +16,7 @@ use crate::support::settings;
 const EXAMPLE: &str = include_str!("../examples/ackwheel.toml");
 
 /// Keys without a default that a file could name, and why.
-const EXAMPLES: [(&str, &str); 8] = [
+const EXAMPLES: [(&str, &str); 13] = [
     ("socket", "there is no socket unless one is asked for"),
     ("name", "it is made of the host's name and the port"),
     ("token-file", "no token is asked for"),
@@ -25,7 +25,16 @@ const EXAMPLES: [(&str, &str); 8] = [
     ("tls-client-ca", "no client certificate is asked for"),
     ("state", "nothing is kept"),
     ("threads", "it depends on the number of processors"),
+    ("redis-password-file", "there is no password"),
+    ("sentinel-password-file", "there is no password"),
+    ("redis-ca", "the system has authorities"),
+    ("redis-cert", "there is no certificate"),
+    ("redis-key", "there is no certificate"),
 ];
+
+/// Keys with credentials for Redis. The program refuses each that the store does not need.
+const CREDENTIALS: [&str; 5] =
+    ["redis-password-file", "sentinel-password-file", "redis-ca", "redis-cert", "redis-key"];
 
 /// Keys that the memory store refuses, even where they say their default.
 const REDIS_ONLY: [&str; 5] = ["namespace", "lease", "outage-grace", "catch-up-max-ticks", "max-held-acks"];
@@ -127,10 +136,14 @@ fn every_key_uncommented_is_right_in_the_eyes_of_the_program() {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
         let _ = writeln!(here, "{key} = {path:?}");
     }
-    let others = |key: &str| !files.iter().any(|(file, ..)| *file == key);
+    let others = |key: &str| !CREDENTIALS.contains(&key) && !files.iter().any(|(file, ..)| *file == key);
     let memory = uncommented(|key| others(key) && !REDIS_ONLY.contains(&key));
     let redis = uncommented(|key| others(key) && key != "state" && key != "store");
-    for text in [memory, redis + "store = \"redis://127.0.0.1:6379/0\"\n"] {
+    let mut secured = redis.clone() + "store = \"rediss-sentinel://im@127.0.0.1?master=im&sentinel_user=im\"\n";
+    for (key, name) in CREDENTIALS.iter().zip(["token", "token", "tls.crt", "tls.crt", "tls.key"]) {
+        let _ = writeln!(secured, "{key} = {:?}", folder.path().join(name));
+    }
+    for text in [memory, redis + "store = \"redis://127.0.0.1:6379/0\"\n", secured] {
         let path = folder.path().join("ackwheel.toml");
         fs::write(&path, text + &here).unwrap();
         let run = Run::of(program(&["serve", "--check-config", "--config"]).arg(&path));

@@ -32,7 +32,7 @@ async fn add(ring: &dyn Ring, id: u64, time: &FrozenRedis) -> Result<(), Promise
 async fn a_late_write_of_a_connection_that_was_given_up_is_refused() {
     let time = FrozenRedis::start();
     let proxy = Proxy::to(time.redis.port);
-    let store = frozen_redis::open(&RedisOptions { url: proxy.url(), ..time.options(wheel()) }).await;
+    let store = frozen_redis::open(&RedisOptions { url: proxy.url().into(), ..time.options(wheel()) }).await;
     let ring = &store.rings()[0].ring;
     add(&**ring, 1, &time).await.unwrap();
 

@@ -67,6 +67,7 @@ mod redis_lost_writes;
 mod redis_overload;
 mod redis_refusals;
 mod redis_scripts;
+mod redis_secrets;
 mod redis_stalls;
 mod refusals;
 mod replay;

@@ -413,7 +413,7 @@ async fn dropped_batches_are_reported_even_if_the_answer_is_lost() {
     let options = time.options(Wheel::new(15, Duration::from_secs(1)).unwrap());
     let proxy = Proxy::to(time.redis.port);
     let retention = Retention { max_ids: 10, time: Duration::from_secs(20) };
-    let store = frozen_redis::open(&RedisOptions { url: proxy.url(), retention, ..options.clone() }).await;
+    let store = frozen_redis::open(&RedisOptions { url: proxy.url().into(), retention, ..options.clone() }).await;
     let seat = &store.rings()[0];
     let outbox = &*seat.outbox;
     seat.lease.maintain(time.now()).await.unwrap();

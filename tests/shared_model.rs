@@ -80,7 +80,7 @@ impl Subject<'_> {
         let (mut proxies, mut stores) = (Vec::new(), Vec::new());
         for _ in 0..STORES {
             let proxy = Proxy::to(time.redis.port);
-            stores.push(frozen_redis::open(&RedisOptions { url: proxy.url(), ..options.clone() }).await);
+            stores.push(frozen_redis::open(&RedisOptions { url: proxy.url().into(), ..options.clone() }).await);
             proxies.push(proxy);
         }
         let now = time.unix_ms();

@@ -1,6 +1,7 @@
 //! With `--state` a planned restart loses nothing; a file that does not fit is refused and left alone.
 
 use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -360,4 +361,26 @@ fn a_place_where_no_state_can_be_kept_is_refused_at_the_start() {
     let run = Run::of(command.arg(&nowhere));
     assert!([1, 64].contains(&run.code), "{run:?}");
     assert_names(&run.stderr, &[nowhere.to_str().unwrap(), "write", "--state"]);
+}
+
+#[test]
+fn the_state_is_for_its_user_only_and_no_symbolic_link_redirects_it() {
+    for ending in ["lock", "new"] {
+        let (folder, state) = folder();
+        let victim = folder.path().join("victim");
+        fs::write(&victim, "precious").unwrap();
+        symlink(&victim, folder.path().join(format!("state.{ending}"))).unwrap();
+        let mut command = program(&["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--state"]);
+        assert_names(Run::of(command.arg(&state)).error(1), &["is a symbolic link: remove it", "--state"]);
+        assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
+    }
+    let (_folder, state) = folder();
+    let mut sidecar = start(&state, &[]);
+    sidecar.connect().ask(&frames::add(&[1], 12, 1)).added();
+    sidecar.terminate();
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(&state), mode(&state.with_extension("lock"))), (0o600, 0o600));
+    fs::set_permissions(&state, fs::Permissions::from_mode(0o644)).unwrap();
+    let sidecar = start(&state, &[]);
+    assert!(sidecar.log().line("other users can read or write the state file").is_some());
 }

@@ -9,7 +9,7 @@ use super::{Failure, setting_sources};
 use crate::app::StartError;
 use crate::config::{Config, Settings};
 use crate::process::files::exposure;
-use crate::redis::RedisStoreError;
+use crate::redis::{RedisStoreError, StoreUrl};
 
 /// Run a sidecar that tracks messages in flight
 ///
@@ -40,7 +40,7 @@ impl Serve {
     pub fn check(self) -> Result<Option<Config>, Failure> {
         let file = self.config.as_deref().map(Settings::from_file).transpose().map_err(Failure::usage)?;
         let has_password =
-            file.as_ref().and_then(|file| file.store.as_deref()).is_some_and(|url| url.contains('@'));
+            file.as_ref().and_then(|file| file.store.as_ref()).is_some_and(StoreUrl::may_have_password);
         let exposure = self.config.as_deref().filter(|_| has_password).and_then(|path| exposure("--config", path));
         let mut config = self.settings.or(file.unwrap_or_default()).check().map_err(Failure::usage)?;
         config.warnings.splice(0..0, setting_sources::unknown_variables().into_iter().chain(exposure));

@@ -3,10 +3,8 @@
 //! A flag overrides its environment variable, the variable overrides the file, and the file overrides the default.
 
 mod settings;
-mod store_url;
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
@@ -16,13 +14,11 @@ use tokio::sync::Semaphore;
 
 use self::settings::Values;
 pub use self::settings::{ConfigError, MAX_DURATION, Settings};
-use self::store_url::check_store_url;
-pub use self::store_url::without_password;
 use crate::core::{self, GroupName, Retention, StormRule, Wheel};
 use crate::logging::{self, LogFormat};
 use crate::memory;
 use crate::process::files;
-use crate::redis::{MAX_SLOTS, RedisOptions};
+use crate::redis::{CredentialFiles, MAX_SLOTS, RedisOptions, Topology};
 use crate::server::{Access, Certificate, ServerOptions};
 
 /// The checked settings of a sidecar.
@@ -69,14 +65,9 @@ pub struct Config {
     pub warnings: Vec<String>,
 }
 
-/// The options of a store in Redis. Its debug output hides secrets in the URL.
+/// The options of a store in Redis.
+#[derive(Debug)]
 pub struct RedisConfig(pub RedisOptions);
-
-impl fmt::Debug for RedisConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        RedisOptions { url: without_password(&self.0.url), ..self.0.clone() }.fmt(f)
-    }
-}
 
 /// The maximum length of the name of a sidecar, in bytes.
 const MAX_NAME_LENGTH: usize = 128;
@@ -148,7 +139,13 @@ impl Values {
 
     /// Returns a warning for each file with a secret that other users can read.
     fn exposed_secrets(&self) -> Vec<String> {
-        let secrets = [("--token-file", &self.token_file), ("--tls-key", &self.tls_key)];
+        let secrets = [
+            ("--token-file", &self.token_file),
+            ("--tls-key", &self.tls_key),
+            ("--redis-password-file", &self.redis_password_file),
+            ("--sentinel-password-file", &self.sentinel_password_file),
+            ("--redis-key", &self.redis_key),
+        ];
         secrets.into_iter().filter_map(|(flag, path)| files::exposure(flag, path.as_ref()?)).collect()
     }
 
@@ -172,14 +169,35 @@ impl Values {
     }
 }
 
+impl Values {
+    fn redis_files(&self) -> Result<CredentialFiles, ConfigError> {
+        let certificate = match (&self.redis_cert, &self.redis_key) {
+            (None, None) => None,
+            (Some(certificate), Some(key)) => Some((certificate.clone(), key.clone())),
+            _ => {
+                let text = "--redis-cert and --redis-key belong together: give both, or neither";
+                return Err(ConfigError(text.to_owned()));
+            }
+        };
+        Ok(CredentialFiles {
+            password: self.redis_password_file.clone(),
+            sentinel_password: self.sentinel_password_file.clone(),
+            authority: self.redis_ca.clone(),
+            certificate,
+        })
+    }
+}
+
 impl Config {
     /// Returns the options of the Redis store, or `None` for the memory store. `given` contains only the settings that
     /// the user has given. `values` also contains the defaults.
     fn redis(&self, given: &Settings, values: Values) -> Result<Option<RedisConfig>, ConfigError> {
-        if values.store == "memory" {
+        if values.store.is_memory() {
             return refuse_redis_settings(given).map(|()| None);
         }
-        check_store_url(&values.store)?;
+        values.store.check().map_err(ConfigError)?;
+        let files = values.redis_files()?;
+        Topology::with_files(&values.store, &files).map_err(ConfigError)?;
         // A namespace must follow the rule for group names, because both are parts of Redis keys.
         let namespace = &values.namespace;
         if namespace.parse::<GroupName>().is_err() {
@@ -203,6 +221,7 @@ impl Config {
         }
         Ok(Some(RedisConfig(RedisOptions {
             url: values.store,
+            files,
             namespace: values.namespace,
             rings: values.rings,
             wheel: self.wheel,
@@ -266,6 +285,11 @@ fn refuse_redis_settings(given: &Settings) -> Result<(), ConfigError> {
         ("--never-lead", given.never_lead == Some(true)),
         ("--expire-without-majority", given.expire_without_majority == Some(true)),
         ("--namespace", given.namespace.is_some()),
+        ("--redis-password-file", given.redis_password_file.is_some()),
+        ("--sentinel-password-file", given.sentinel_password_file.is_some()),
+        ("--redis-ca", given.redis_ca.is_some()),
+        ("--redis-cert", given.redis_cert.is_some()),
+        ("--redis-key", given.redis_key.is_some()),
         ("--lease", given.lease.is_some()),
         ("--outage-grace", given.outage_grace.is_some()),
         ("--catch-up-max-ticks", given.catch_up_max_ticks.is_some()),
@@ -404,7 +428,7 @@ mod tests {
     #[test]
     fn what_cannot_be_is_refused_with_its_limits() {
         let long = "n".repeat(65);
-        for (settings, words) in [
+        for (settings, words) in vec![
             (Settings { rings: Some(65), ..redis() }, "--rings 65 is not possible: choose 1 to 64"),
             (Settings { rings: Some(0), ..redis() }, "--rings 0"),
             (Settings { lease: Some(Duration::from_millis(499)), ..redis() }, "choose 500ms to 60s"),
@@ -417,17 +441,17 @@ mod tests {
             (Settings { slots: Some(241), ..redis() }, "at most 240"),
             (Settings { state: Some("file".into()), ..redis() }, "--state file"),
             (Settings { store: Some("redis://".into()), ..redis() }, "redis://HOST:PORT/DB"),
-            (Settings { store: Some("redis://h:notaport".into()), ..redis() }, "redis://h:***"),
+            (Settings { store: Some("redis://h:notaport".into()), ..redis() }, "redis://***"),
             (Settings { store: Some("redis://h:notaport".into()), ..redis() }, "HOST:PORT/DB"),
             (Settings { store: Some("redis://h/five".into()), ..redis() }, "database number"),
             (Settings { store: Some("redis+unix://socket".into()), ..redis() }, "redis+unix:///PATH"),
             (Settings { store: Some("redis-sentinel://x/0".into()), ..redis() }, "?master=NAME"),
             (
                 Settings { store: Some("redis-sentinel://x/0?master=im&name=im".into()), ..redis() },
-                "\"name=***\" behind",
+                "a word behind",
             ),
             (Settings { store: Some("redis-cluster://x/1".into()), ..redis() }, "no other database than 0"),
-            (Settings { store: Some("redis-cluster://x?master=im".into()), ..redis() }, "\"master=im\" behind"),
+            (Settings { store: Some("redis-cluster://x?master=im".into()), ..redis() }, "\"master\" behind"),
             (Settings { store: Some("redis-sentinel://x,/0?master=im".into()), ..redis() }, "HOST:PORT,HOST:PORT"),
             (Settings { lease: Some(Duration::from_secs(3)), ..Settings::default() }, "--lease belongs"),
             (Settings { outage_grace: Some(Duration::ZERO), ..Settings::default() }, "--outage-grace belongs"),

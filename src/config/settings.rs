@@ -17,7 +17,7 @@ use crate::core::MAX_RINGS;
 use crate::logging::LogFormat;
 use crate::process::files::read_text;
 use crate::protocol::frame::DEFAULT_MAX_FRAME_LENGTH;
-use crate::redis::MAX_CATCH_UP;
+use crate::redis::{MAX_CATCH_UP, StoreUrl};
 
 /// A setting, or a combination of settings, that is not possible.
 #[derive(Debug, thiserror::Error)]
@@ -146,7 +146,21 @@ settings! {
     /// over a socket), redis-sentinel://HOST:PORT,HOST:PORT/DB?master=NAME, redis-cluster://HOST:PORT,HOST:PORT, shared
     /// by all sidecars that name the same [default: memory]
     #[arg(hide_env_values = true)]
-    STORE, store: String, "ACKWHEEL_STORE", "STORE", String::from("memory");
+    STORE, store: StoreUrl, "ACKWHEEL_STORE", "STORE", StoreUrl::from("memory");
+    /// Redis: file with the password of the user in --store; white space around it is not part of it. The next new
+    /// connection reads it again [default: none]
+    STORE, redis_password_file: PathBuf, "ACKWHEEL_REDIS_PASSWORD_FILE", "FILE";
+    /// Sentinels: file with the password of the sentinel_user in --store. The next new connection reads it again
+    /// [default: none]
+    STORE, sentinel_password_file: PathBuf, "ACKWHEEL_SENTINEL_PASSWORD_FILE", "FILE";
+    /// Redis with TLS: certificates in PEM of the authorities that sign those of Redis, Sentinels and Cluster nodes.
+    /// The next new connection reads it again [default: those of the system]
+    STORE, redis_ca: PathBuf, "ACKWHEEL_REDIS_CA", "FILE";
+    /// Redis with TLS: certificate chain in PEM that this sidecar presents. The next new connection reads it again
+    /// [default: none]
+    STORE, redis_cert: PathBuf, "ACKWHEEL_REDIS_CERT", "FILE";
+    /// Private key of --redis-cert in PEM [default: none]
+    STORE, redis_key: PathBuf, "ACKWHEEL_REDIS_KEY", "FILE";
     /// Memory: file that keeps the wheel across a planned restart. Without it a drain delivers all messages in
     /// flight, flagged `drained` [default: none]
     STORE, state: PathBuf, "ACKWHEEL_STATE", "FILE";

@@ -20,6 +20,8 @@ mod lease;
 mod message;
 #[cfg(feature = "sidecar")]
 mod outbox;
+#[cfg(feature = "sidecar")]
+mod random_hasher;
 mod refusal;
 mod request_batch;
 #[cfg(feature = "sidecar")]
@@ -52,6 +54,7 @@ pub use self::{
     completions::Completions,
     lease::{Leadership, Lease},
     outbox::{Backlog, Dropped, GroupBacklog, GroupOptions, MAX_RETAKEN, Outbox, Retention, Settled},
+    random_hasher::RandomHasher,
     ring::{Advance, ConnectionId, DrainOutcome, PublishStep, Published, Ring, RingStatus, Submitted, TickReport},
     rings::{MAX_RINGS, Requester, Rings, ring_of},
     store::{Moment, RingParts, Store},

@@ -15,6 +15,7 @@
 //! Two lines of a call site are equal if their fields are equal and they are about the same ring. Their connection is
 //! ignored, because a refused peer that reconnects has a new connection each time.
 
+mod escape;
 mod repeated_lines;
 mod writer;
 
@@ -29,6 +30,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, fmt, registry};
 
+use self::escape::{EscapingWriter, escaped};
 use self::repeated_lines::{CHECK_INTERVAL, Limit, TARGET};
 pub use self::repeated_lines::{MAX_LINES, MAX_SAME, RING, WINDOW};
 use self::writer::{LogWriter, write_to_stderr};
@@ -87,9 +89,12 @@ pub fn start(log: &str, format: LogFormat, now: impl Fn() -> Instant + Send + Sy
     })?;
     let (limit, writer) = LOG.get_or_init(|| (Limit::new(now), writer));
     // With its internal errors enabled, the formatter would write them directly to stderr, without the writer.
-    let lines = fmt::layer().with_writer(|| writer.clone()).log_internal_errors(false);
+    let has_colours = format == LogFormat::Text && stderr().is_terminal();
+    let writer =
+        move || EscapingWriter { writer: writer.clone(), is_json: format == LogFormat::Json, has_colours };
+    let lines = fmt::layer().with_writer(writer).log_internal_errors(false);
     let lines = match format {
-        LogFormat::Text => lines.with_ansi(stderr().is_terminal()).boxed(),
+        LogFormat::Text => lines.with_ansi(has_colours).boxed(),
         LogFormat::Json => lines.json().boxed(),
     };
     registry().with(filter).with(limit.clone()).with(lines).init();
@@ -109,6 +114,8 @@ pub async fn report_left_out() {
 /// Prints a line to stderr. Before [`start`], writes the line directly. After [`start`], logs how many lines were left
 /// out, queues the line after all log lines, and returns before the line is written.
 pub fn print(line: &str) {
+    let lines = line.split('\n').map(|line| escaped(line, false, false));
+    let line = lines.collect::<Vec<_>>().join("\n");
     match LOG.get() {
         Some((limit, writer)) => {
             limit.report_older_than(Duration::ZERO);

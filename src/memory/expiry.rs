@@ -22,12 +22,11 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use foldhash::quality::RandomState;
-
 use super::outbox::MemoryOutbox;
 use super::shards::{LOCKS_PER_STEP, ScanPosition, Shards};
 use crate::core::{
-    BatchId, MAX_BATCH_MESSAGES, Message, PublishStep, Published, Tick, TickCounts, TimedOut, TimeoutBatch, Wheel,
+    BatchId, MAX_BATCH_MESSAGES, Message, PublishStep, Published, RandomHasher, Tick, TickCounts, TimedOut,
+    TimeoutBatch, Wheel,
 };
 
 /// The maximum number of messages in a prelist. Only the last step of prelisting may exceed it. Further messages are
@@ -246,7 +245,7 @@ pub(super) struct TickList {
     /// The listed messages, in parts of the size of a batch. All parts but the last are full.
     batches: VecDeque<Vec<TimedOut>>,
     /// The messages that left the tick after they were listed.
-    unlisted: HashSet<Message, RandomState>,
+    unlisted: HashSet<Message, RandomHasher>,
 }
 
 impl TickList {

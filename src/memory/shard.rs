@@ -8,12 +8,10 @@
 
 use std::ops::Range;
 
-use foldhash::quality::RandomState;
-
 use super::batch_by_shard::{Item, Verb};
 use super::entry::{Entry, Marks, ShortTick};
 use super::table::{Hash, Home, Table};
-use crate::core::{LatencyHistogram, Message, Outcome, RequestBatch, Stamp, Tick, TimedOut, Wheel};
+use crate::core::{LatencyHistogram, Message, Outcome, RandomHasher, RequestBatch, Stamp, Tick, TimedOut, Wheel};
 
 /// The number of messages that are prefetched together. This is twice the number of cache misses that a processor
 /// handles at the same time.
@@ -89,7 +87,7 @@ pub(super) struct Shard {
 }
 
 impl Shard {
-    pub(super) fn new(wheel: Wheel, hasher: RandomState) -> Shard {
+    pub(super) fn new(wheel: Wheel, hasher: RandomHasher) -> Shard {
         let ticks = (0..horizon(wheel)).map(|_| TickCount::default()).collect();
         Shard { table: Table::new(hasher), ticks, overtaken: Vec::new(), unlisted: Vec::new() }
     }
@@ -281,8 +279,8 @@ mod tests {
             due: pointer,
             now,
         };
-        let (mut shard, message) = (Shard::new(wheel, RandomState::default()), Message::new(7, 1));
-        let hash = Hash::of(message, &RandomState::default());
+        let (mut shard, message) = (Shard::new(wheel, RandomHasher::default()), Message::new(7, 1));
+        let hash = Hash::of(message, &RandomHasher::default());
         let entry = |tick| Entry::in_flight(message, ShortTick::of(tick), now, 1);
         assert!(!shard.restore(hash, entry(Tick(995)), &position));
         let home = shard.table.home(hash);

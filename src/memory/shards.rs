@@ -1,12 +1,11 @@
 //! The shards of a ring: sums over all shards, and scans that visit one shard after the other.
 
-use foldhash::quality::RandomState;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::options::MemoryOptions;
 use super::shard::{Shard, TickCount, horizon};
 use super::table::MAX_SHARD_BITS;
-use crate::core::Tick;
+use crate::core::{RandomHasher, Tick};
 
 /// The number of shards for each thread. With fewer shards, two threads would often want the same shard. With more, a
 /// request batch would have too few messages for each shard. A single thread has one shard, and its request batches
@@ -21,7 +20,7 @@ pub(super) const LOCKS_PER_STEP: usize = 4;
 #[derive(Debug)]
 pub(super) struct Shards {
     pub(super) options: MemoryOptions,
-    pub(super) hasher: RandomState,
+    pub(super) hasher: RandomHasher,
     /// The base-2 logarithm of the number of shards.
     pub(super) bits: u32,
     pub(super) list: Box<[Mutex<Shard>]>,
@@ -39,7 +38,7 @@ impl Shards {
     pub(super) fn new(options: MemoryOptions) -> Shards {
         let shards = if options.threads > 1 { options.threads * SHARDS_PER_THREAD } else { 1 };
         let bits = shards.next_power_of_two().ilog2().min(MAX_SHARD_BITS);
-        let hasher = RandomState::default();
+        let hasher = RandomHasher::default();
         let shard = |_| Mutex::new(Shard::new(options.wheel, hasher.clone()));
         Shards { options, bits, list: (0..1 << bits).map(shard).collect(), hasher }
     }

@@ -33,6 +33,8 @@ pub use keys::{MAX_CATCH_UP, MAX_SLOTS, SCHEMA};
 pub use options::RedisOptions;
 pub use startup_checks::RedisStoreError;
 pub use store::RedisStore;
+pub use topology::endpoint::CredentialFiles;
+pub use topology::store_url::StoreUrl;
 pub use topology::{Topology, TopologyKind};
 
 use std::hash::{BuildHasher, RandomState};

@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use crate::core::{Retention, StormRule, Wheel};
+use crate::redis::topology::endpoint::CredentialFiles;
+use crate::redis::topology::store_url::StoreUrl;
 
 /// Maximum time without any answer from Redis while requests wait. After that time, the sidecar treats Redis as
 /// unreachable. The limit is far above the run time of any script, and low enough to refuse an AddNewMsg within a
@@ -17,15 +19,14 @@ pub(super) const START_TIMEOUT: Duration = Duration::from_secs(10);
 /// waits for a check.
 pub(super) const CHECK_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long opening a connection to Redis may take.
-pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-
 /// Options of the Redis store.
 #[derive(Clone, Debug)]
 pub struct RedisOptions {
     /// Address of Redis: `redis://`, `rediss://` or `redis+unix://`, with user and password if Redis requires them.
     /// [`Topology::parse`](crate::redis::Topology::parse) describes addresses of Sentinels and of a Cluster.
-    pub url: String,
+    pub url: StoreUrl,
+    /// Files with credentials for Redis.
+    pub files: CredentialFiles,
     /// The first part of all keys. Sidecars with the same namespace share the rings.
     pub namespace: String,
     /// Number of rings. A hash of the message determines its ring.

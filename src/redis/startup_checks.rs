@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
 use redis::{ErrorKind, InfoDict, RedisResult, ServerErrorKind};
 use tracing::{debug, warn};
 
 use crate::clock::Clock;
 use crate::redis::connection::errors::{Fault, FaultKind};
 use crate::redis::options::{CHECK_TIMEOUT, START_TIMEOUT};
+use crate::redis::topology::dial::RedisConnection;
 use crate::redis::topology::majority::Slot;
 use crate::redis::topology::{Topology, TopologyKind};
 
@@ -131,7 +131,7 @@ impl StartupChecks {
         Ok(findings)
     }
 
-    async fn check_settings(&self, connection: &mut MultiplexedConnection) -> Vec<String> {
+    async fn check_settings(&self, connection: &mut RedisConnection) -> Vec<String> {
         let settings: RedisResult<Settings> =
             redis::cmd("CONFIG").arg("GET").arg(&SETTINGS).query_async(connection).await;
         match settings {
@@ -154,7 +154,7 @@ impl StartupChecks {
     }
 }
 
-async fn too_old(connection: &mut MultiplexedConnection) -> RedisResult<Option<String>> {
+async fn too_old(connection: &mut RedisConnection) -> RedisResult<Option<String>> {
     let server = match redis::cmd("INFO").arg("server").query_async::<InfoDict>(connection).await {
         Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => {
             debug!(%error, "the version of Redis cannot be read and is not checked");

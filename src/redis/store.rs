@@ -61,7 +61,7 @@ impl RedisStore {
         metrics: &Arc<Metrics>,
     ) -> Result<RedisStore, RedisStoreError> {
         assert!(options.wheel.slots() <= MAX_SLOTS, "the check of the configuration refuses more slots");
-        let mut topology = Topology::parse(&options.url).map_err(RedisStoreError::Address)?;
+        let mut topology = Topology::with_files(&options.url, &options.files).map_err(RedisStoreError::Address)?;
         topology.is_without_majority = options.expire_without_majority;
         let topology = Arc::new(topology);
         let identity = Identity { name: options.name.clone(), token: crate::redis::random_name() };

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use ackwheel::clock::Clock;
 use ackwheel::core::{Retention, StormRule, Wheel};
 use ackwheel::metrics::Metrics;
-use ackwheel::redis::{RedisOptions, RedisStore};
+use ackwheel::redis::{CredentialFiles, RedisOptions, RedisStore};
 
 use super::clock;
 use super::redis::Redis;
@@ -54,7 +54,8 @@ impl FrozenRedis {
     /// How a store in it is to be, if nothing else is said.
     pub fn options(&self, wheel: Wheel) -> RedisOptions {
         RedisOptions {
-            url: self.redis.url(),
+            url: self.redis.url().into(),
+            files: CredentialFiles::default(),
             namespace: String::from("test"),
             rings: 1,
             wheel,

@@ -10,19 +10,20 @@
 //!   means that a crash would lose messages. No byte means that the state is saved, or that nothing is left to save.
 //!   By this flag the next sidecar sees whether the previous one drained.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, BufWriter, ErrorKind, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crc32fast::Hasher;
 use parking_lot::{Mutex, MutexGuard};
-use rustix::fs::{FallocateFlags, OFlags, fallocate};
+use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::{Errno, retry_on_intr};
 use serde::Serialize;
 use tracing::warn;
 
+use super::private_file::{OTHERS, beside, open_beside};
 use super::saved::Saved;
 use crate::core::Wheel;
 
@@ -138,6 +139,13 @@ impl StateFile {
             }
             Err(cause) => return Err(self.error("read", cause)),
         };
+        if self.path.metadata().is_ok_and(|metadata| metadata.mode() & OTHERS != 0) {
+            warn!(
+                path = %self.path.display(),
+                "other users can read or write the state file: the next one is for this user only; see that the folder \
+                 is too"
+            );
+        }
         let damaged = |why| StateError::Damaged { path: self.path.clone(), why };
         let saved = decode(&bytes).map_err(damaged)?;
         let saved_wheel = saved.wheel().map_err(damaged)?;
@@ -255,20 +263,6 @@ impl Attempt {
         *stage = Stage::Abandoned;
         true
     }
-}
-
-/// Opens a file in the folder of the state file. Existing bytes, such as reserved room, stay until they are
-/// overwritten. Returns an error if the file is a pipe, because a plain open would wait for a reader forever.
-fn open_beside(path: &Path, ending: &str) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(false).custom_flags(OFlags::NONBLOCK.bits().cast_signed());
-    options.open(beside(path, ending))
-}
-
-fn beside(path: &Path, ending: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(ending);
-    PathBuf::from(name)
 }
 
 /// Writes the body. Returns its checksum.

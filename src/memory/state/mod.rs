@@ -3,6 +3,7 @@
 //! A separate thread writes the file. So a disk that is slow or does not answer delays no other thread.
 
 mod file;
+mod private_file;
 mod saved;
 
 use std::sync::Arc;

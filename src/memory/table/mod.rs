@@ -32,11 +32,9 @@ mod tests;
 
 use std::hash::BuildHasher;
 
-use foldhash::quality::RandomState;
-
 use self::segment::{Found, Segment};
 use super::entry::Entry;
-use crate::core::Message;
+use crate::core::{Message, RandomHasher};
 
 /// The hash of a message. It selects the shard, the segment, the group and the tag, each by different bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,7 +86,7 @@ pub(super) struct Home {
 
 /// A table that maps messages to entries.
 #[derive(Debug)]
-pub(super) struct Table<S = RandomState> {
+pub(super) struct Table<S = RandomHasher> {
     hasher: S,
     /// The segments. A split divides segment `n` into segments `n` and `n + 2^k`. Here `2^k` is the largest power of
     /// two that is not larger than the number of segments. Segments are split in ascending order of `n`.

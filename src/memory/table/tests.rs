@@ -147,7 +147,7 @@ fn walk(pair: &mut Pair<impl BuildHasher>, steps: Vec<Step>) {
 proptest! {
     #[test]
     fn the_table_does_what_a_map_does(steps in prop::collection::vec(step(), 0..1_500)) {
-        walk(&mut Pair::new(RandomState::default()), steps);
+        walk(&mut Pair::new(RandomHasher::default()), steps);
     }
 
     #[test]
@@ -178,7 +178,7 @@ fn a_segment_that_a_split_leaves_full_has_room_made_for_the_next() {
 #[test]
 fn it_grows_and_shrinks_by_segments_and_is_never_much_larger_than_it_must() {
     const MANY: u64 = 150_000;
-    let mut pair = Pair::new(RandomState::default());
+    let mut pair = Pair::new(RandomHasher::default());
     for id in 0..MANY {
         pair.put(id, u16::try_from(id % 15).unwrap());
     }

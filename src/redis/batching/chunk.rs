@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 
 use redis::Cmd;
 
-use crate::core::{Client, Message, Operation, Tick};
+use crate::core::{Client, Message, Operation, RandomHasher, Tick};
 use crate::redis::batching::incoming_requests::Frame;
 use crate::redis::connection::errors::Fault;
 use crate::redis::scripts::Answer;
@@ -67,7 +67,7 @@ pub(crate) struct ChunkWriter {
     /// For each message: the number of its class, from 1, plus [`BEGINS`] if the message is the first of its frame.
     kinds: Vec<u8>,
     /// The position of each message in `names`, from 1.
-    named: HashMap<Message, u16, foldhash::fast::RandomState>,
+    named: HashMap<Message, u16, RandomHasher>,
     /// For each message: the position of its name, in two bytes.
     positions: Vec<u8>,
     names: Vec<Message>,

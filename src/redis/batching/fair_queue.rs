@@ -9,7 +9,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::core::ConnectionId;
+use crate::core::{ConnectionId, RandomHasher};
 use crate::redis::batching::chunk::Slice;
 
 /// Number of messages after which a turn ends. The turn always ends after a whole slice.
@@ -18,7 +18,7 @@ const TURN: usize = 128;
 /// The waiting slices of each connection, and the order of the connections.
 #[derive(Default)]
 pub(crate) struct FairQueue {
-    slices: HashMap<ConnectionId, VecDeque<Slice>, foldhash::fast::RandomState>,
+    slices: HashMap<ConnectionId, VecDeque<Slice>, RandomHasher>,
     /// The fresh connections with waiting slices. `others` has the connections with waiting slices that have already
     /// had a turn.
     fresh: VecDeque<ConnectionId>,

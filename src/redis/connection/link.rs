@@ -19,7 +19,6 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisResult, ToRedisArgs, Value};
 use tokio::sync::watch;
 use tracing::warn;
@@ -35,6 +34,7 @@ use crate::redis::leader::term::{CurrentTerm, Identity};
 use crate::redis::options::RedisOptions;
 use crate::redis::scripts::{Answer, Script};
 use crate::redis::topology::Topology;
+use crate::redis::topology::dial::RedisConnection;
 use crate::redis::topology::majority::Confirmation;
 use crate::redis::topology::nodes::Found;
 
@@ -46,7 +46,7 @@ const FULL_TIME: Duration = Duration::from_secs(10);
 
 /// A registered connection to Redis.
 pub(crate) struct Session {
-    pub(crate) connection: MultiplexedConnection,
+    pub(crate) connection: RedisConnection,
     /// The Redis at the other end of the connection.
     pub(crate) found: Found,
     pub(crate) server: Arc<RedisServer>,
@@ -257,7 +257,7 @@ impl Link {
 }
 
 /// Sends a command and waits for its answer. If the answer contains an error, returns that error.
-pub(crate) async fn answer(connection: &mut MultiplexedConnection, call: &Cmd) -> RedisResult<Value> {
+pub(crate) async fn answer(connection: &mut RedisConnection, call: &Cmd) -> RedisResult<Value> {
     connection.send_packed_command(call).await.and_then(Value::extract_error)
 }
 

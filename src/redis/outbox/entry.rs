@@ -2,13 +2,17 @@
 //! batch is one entry of this stream.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tracing::error;
+use tracing::{error, warn};
 
-use crate::core::{BatchId, Delivery, GroupName, Refusal, Tick, TickCounts, TimedOut, TimeoutBatch};
+use crate::core::{BatchId, Delivery, GroupName, Tick, TickCounts, TimedOut, TimeoutBatch};
 use crate::redis::connection::errors::Fault;
 use crate::redis::scripts::Answer;
+
+/// Whether a group with an illegal name was logged. The names come from outside, so one line must do for all of them.
+static IS_LOGGED: AtomicBool = AtomicBool::new(false);
 
 /// Returns the id of the stream entry that contains this batch.
 pub(super) fn entry_id(batch: BatchId) -> String {
@@ -21,10 +25,19 @@ pub(super) fn ids_and_epochs(batches: &[BatchId]) -> Vec<(String, u64)> {
     batches.iter().map(|batch| (entry_id(*batch), batch.epoch)).collect()
 }
 
-/// Reads the next value of an answer as the name of a group.
-pub(super) fn group_name(answer: &mut Answer) -> Result<GroupName, Refusal> {
-    let name = answer.text()?;
-    name.parse().map_err(|_| answer.strange(&name).into())
+/// Reads the next value of an answer as the name of a group. Returns `None` if another program has made a group with an
+/// illegal name in the stream.
+pub(super) fn group_name(answer: &mut Answer) -> Result<Option<GroupName>, Fault> {
+    let name = answer.bytes()?;
+    let legal = std::str::from_utf8(&name).ok().and_then(|name| name.parse().ok());
+    if legal.is_none() && !IS_LOGGED.swap(true, Ordering::Relaxed) {
+        warn!(
+            group = %String::from_utf8_lossy(&name),
+            "Redis has a group whose name is not a name of a group, and it is ignored: another program writes to \
+             ackwheel's keys; delete the group with XGROUP DESTROY; further such groups are not logged"
+        );
+    }
+    Ok(legal)
 }
 
 /// Reads one entry from a reply of the script `take` or `retake`. Returns the id of the entry, and the batch in it.

@@ -196,7 +196,7 @@ impl RedisOutbox {
             self.maintenance.steps.store(number, Ordering::Relaxed);
             dropped.ids += ids;
             dropped.batches += batches;
-            dropped.groups.extend(groups);
+            dropped.groups.extend(groups.into_iter().flatten());
             if !more {
                 return Ok(());
             }

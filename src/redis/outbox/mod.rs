@@ -52,6 +52,7 @@ use crate::core::{
     Backlog, BatchId, Delivery, Dropped, GroupBacklog, GroupName, GroupOptions, MAX_GROUPS, MAX_RETAKEN, Outbox,
     Reason, Refusal, Settled,
 };
+use crate::redis::connection::errors::Fault;
 use crate::redis::connection::link::Link;
 use crate::redis::scripts::{Answer, SCRIPTS, Script};
 
@@ -234,15 +235,17 @@ impl Outbox for RedisOutbox {
         let mut answer =
             link.read(&SCRIPTS.backlogs, &[&keys.meta, &keys.outbox, &keys.groups], None::<&str>).await?;
         let ids = answer.count()?;
-        let mut groups = answer.rest(|answer| {
+        let groups = answer.rest(|answer| {
             let mut backlog = answer.nested()?;
-            Ok::<_, Refusal>(GroupBacklog {
-                group: group_name(&mut backlog)?,
+            let Some(group) = group_name(&mut backlog)? else { return Ok(None) };
+            Ok::<_, Fault>(Some(GroupBacklog {
+                group,
                 batches: backlog.count()?,
                 unacked: backlog.count()?,
                 oldest: Duration::from_millis(backlog.count()?),
-            })
+            }))
         })?;
+        let mut groups: Vec<GroupBacklog> = groups.into_iter().flatten().collect();
         groups.sort_by(|a, b| a.group.cmp(&b.group));
         Ok(Backlog { ids, groups })
     }

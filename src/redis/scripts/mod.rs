@@ -168,6 +168,11 @@ impl Answer {
         self.next()
     }
 
+    /// Returns the next value as bytes, which need not be text.
+    pub(super) fn bytes(&mut self) -> Result<Vec<u8>, Fault> {
+        self.next()
+    }
+
     /// Returns the next value as an integer.
     pub(super) fn number(&mut self) -> Result<i64, Fault> {
         self.next()

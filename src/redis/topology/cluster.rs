@@ -6,11 +6,12 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use redis::{ConnectionAddr, ConnectionInfo, FromRedisValue, RedisError, RedisResult, Value};
+use redis::{ConnectionAddr, FromRedisValue, RedisError, RedisResult, Value};
 
 use crate::redis::connection::errors::Fault;
+use crate::redis::topology::endpoint::Endpoint;
 use crate::redis::topology::majority::{LONGEST, NodeEntry, SLOTS, Slot, View};
-use crate::redis::topology::nodes::{Found, Node, client_at};
+use crate::redis::topology::nodes::{Found, Node};
 
 /// The name of the Cluster setting that contains the failover timer.
 const NODE_TIMEOUT: &str = "cluster-node-timeout";
@@ -22,7 +23,7 @@ pub(crate) fn slot_of(tag: &str) -> Slot {
 
 /// Asks a node of a Cluster for its view: all nodes that it knows, their slots, and whether they answer. `template` has
 /// the settings for connections to these nodes. `asked_at` is the current time.
-pub(crate) async fn ask(template: &ConnectionInfo, node: &Node, asked_at: Instant) -> Result<View, Fault> {
+pub(crate) async fn ask(template: &Endpoint, node: &Node, asked_at: Instant) -> Result<View, Fault> {
     let mut commands = redis::pipe();
     commands.cmd("CLUSTER").arg("NODES").cmd("CONFIG").arg("GET").arg(NODE_TIMEOUT).ignore_errors();
     let of_node = |error: RedisError| Fault::from(error).at(node.address());
@@ -33,12 +34,13 @@ pub(crate) async fn ask(template: &ConnectionInfo, node: &Node, asked_at: Instan
         lines.lines().filter_map(|line| parse_line(template, line, node.address())).collect();
     let itself = entries.iter().find(|entry| entry.is_itself);
     Ok(View {
+        address: node.address().to_string(),
         id: itself.and_then(|entry| entry.redis.node.clone()).unwrap_or_else(|| node.id.lock().clone()),
         asked_at,
         votes: itself.is_some_and(|entry| entry.votes),
         voters: entries.iter().filter(|entry| entry.votes).count(),
         good_for: node_timeout(answer()).map_or(LONGEST, |timeout| timeout.min(LONGEST)),
-        knows: entries.iter().map(|entry| entry.redis.client.clone()).collect(),
+        knows: entries.iter().map(|entry| entry.redis.endpoint.clone()).collect(),
         entries,
     })
 }
@@ -47,7 +49,7 @@ pub(crate) async fn ask(template: &ConnectionInfo, node: &Node, asked_at: Instan
 /// Returns `None` if the line has another format, or if the described node has no address. The format is:
 ///
 /// `id host:port@bus[,name] flags primary ping pong config-epoch link slot…`
-fn parse_line(template: &ConnectionInfo, line: &str, asked: &ConnectionAddr) -> Option<NodeEntry> {
+fn parse_line(template: &Endpoint, line: &str, asked: &ConnectionAddr) -> Option<NodeEntry> {
     let words: Vec<&str> = line.split(' ').collect();
     let [id, address, flags, _, _, _, config_epoch, _, slots @ ..] = words.as_slice() else { return None };
     let is = |flag: &str| flags.split(',').any(|one| one == flag);
@@ -63,8 +65,8 @@ fn parse_line(template: &ConnectionInfo, line: &str, asked: &ConnectionAddr) -> 
         (_, "", ConnectionAddr::Tcp(asked, _) | ConnectionAddr::TcpTls { host: asked, .. }) => asked,
         (_, host, _) => host,
     };
-    let client = client_at(template, host, port.parse().ok()?).ok()?;
-    let redis = Found { client, config_epoch: config_epoch.parse().ok()?, node: Some((*id).to_owned()) };
+    let endpoint = template.at(host, port.parse().ok()?);
+    let redis = Found { endpoint, config_epoch: config_epoch.parse().ok()?, node: Some((*id).to_owned()) };
     let slots = slots.iter().filter_map(|range| {
         // A slot in brackets is moving to or from another node. Its number does not parse, so it is left out.
         let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -95,7 +97,7 @@ mod tests {
     use crate::redis::topology::majority;
 
     fn parsed(lines: &[&str]) -> Vec<NodeEntry> {
-        let template = "redis://me:secret@unknown/".into_connection_info().unwrap();
+        let template = Endpoint::new("redis://me:secret@unknown/".into_connection_info().unwrap());
         let asked = ConnectionAddr::Tcp("asked".to_owned(), 7_000);
         lines.iter().filter_map(|line| parse_line(&template, line, &asked)).collect()
     }

@@ -7,13 +7,12 @@
 //! it, and names the new primary now or soon. If a failover begins later, it cannot end before the timer has run out.
 //! So a confirmation is valid for the length of the timer, but at most for [`LONGEST`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
-use redis::Client;
-
 use crate::redis::connection::errors::{Fault, FaultKind};
+use crate::redis::topology::endpoint::Endpoint;
 use crate::redis::topology::nodes::Found;
 
 /// A hash slot of a Cluster.
@@ -62,6 +61,8 @@ pub(crate) fn owner(entries: &[NodeEntry], slot: Slot) -> Option<&NodeEntry> {
 /// The answer of one Sentinel or Cluster node.
 #[derive(Clone)]
 pub(crate) struct View {
+    /// The address at which the node was asked.
+    pub(crate) address: String,
     /// The id of the node.
     pub(crate) id: String,
     /// When the node was asked. The view is not older than this.
@@ -74,17 +75,17 @@ pub(crate) struct View {
     /// How long after `asked_at` this view counts as a confirmation. This is the rest of the failover timer, but at
     /// most [`LONGEST`].
     pub(crate) good_for: Duration,
-    /// Clients for the Sentinels or Cluster nodes that the node reports.
-    pub(crate) knows: Vec<Client>,
+    /// The Sentinels or Cluster nodes that the node reports.
+    pub(crate) knows: Vec<Endpoint>,
 }
 
 /// The latest view of each node.
 #[derive(Default)]
 pub(crate) struct Views {
-    /// The views by the id of the node.
+    /// The views by the address of the node.
     pub(super) by_node: BTreeMap<String, View>,
-    /// The minimum for the total number of votes, even if the views report fewer.
-    pub(crate) least_votes: usize,
+    /// The addresses of the Sentinels that `--store` names. Empty in a Cluster.
+    pub(crate) named: BTreeSet<String>,
 }
 
 impl Views {
@@ -92,23 +93,64 @@ impl Views {
     /// answered for [`LONGEST`].
     pub(crate) fn put(&mut self, view: View) {
         let asked_at = view.asked_at;
-        if self.by_node.get(&view.id).is_none_or(|before| before.asked_at <= asked_at) {
-            self.by_node.insert(view.id.clone(), view);
+        if self.by_node.get(&view.address).is_none_or(|before| before.asked_at <= asked_at) {
+            self.by_node.insert(view.address.clone(), view);
         }
         self.by_node.retain(|_, view| view.asked_at + LONGEST >= asked_at);
     }
 
-    /// Returns all nodes that any node reports in its view, by address.
-    pub(crate) fn known(&self) -> BTreeMap<String, Client> {
-        let known = self.by_node.values().flat_map(|view| view.knows.clone());
-        known.map(|client| (client.get_connection_info().addr().to_string(), client)).collect()
+    /// Returns the nodes that are asked too because other nodes report them, by address. In a Cluster, one report is
+    /// enough. A Sentinel must be reported by a majority of the Sentinels that `--store` names. Otherwise one of them
+    /// could add voters of its own.
+    pub(crate) fn known(&self) -> BTreeMap<String, Endpoint> {
+        let mut known: BTreeMap<String, (Endpoint, usize)> = BTreeMap::new();
+        for view in self.by_node.values().filter(|view| self.is_named(view)) {
+            let reported = view.knows.iter().map(|endpoint| (endpoint.address().to_string(), endpoint));
+            for (address, endpoint) in reported.collect::<BTreeMap<_, _>>() {
+                known.entry(address).or_insert((endpoint.clone(), 0)).1 += 1;
+            }
+        }
+        let is_believed = |reports: usize| reports > self.named.len() / 2;
+        known
+            .into_iter()
+            .filter(|(_, (_, reports))| is_believed(*reports))
+            .map(|(at, (one, _))| (at, one))
+            .collect()
     }
 
-    /// Returns the Redis that has a slot, according to a majority. Without a majority, returns the Redis with the
-    /// highest config epoch that any view names for the slot.
-    pub(crate) fn owner(&self, slot: Slot) -> Result<Found, Fault> {
-        let owner = self.majority(slot).or_else(|| self.latest(slot));
-        owner.ok_or_else(|| Fault::new(FaultKind::Clustered, format!("no node of the Cluster has slot {slot}")))
+    /// Returns whether `--store` names the node of a view, or the view is that of a Cluster node.
+    fn is_named(&self, view: &View) -> bool {
+        self.named.is_empty() || self.named.contains(&view.address)
+    }
+
+    /// Returns the Redis that has a slot, according to a majority. In a Cluster, or if ticks expire without a majority,
+    /// returns otherwise the Redis with the highest config epoch that any view names for the slot. A single Sentinel is
+    /// not believed, because the password is sent to the Redis that it names.
+    pub(crate) fn owner(&self, slot: Slot, is_without_majority: bool) -> Result<Found, Fault> {
+        let needs_majority = !self.named.is_empty() && !is_without_majority;
+        let owner = self.majority(slot).or_else(|| if needs_majority { None } else { self.latest(slot) });
+        owner.ok_or_else(|| {
+            if needs_majority {
+                Fault::new(FaultKind::Disconnected, self.disagreement(slot))
+            } else {
+                Fault::new(FaultKind::Clustered, format!("no node of the Cluster has slot {slot}"))
+            }
+        })
+    }
+
+    /// Describes which Sentinels name which primary.
+    fn disagreement(&self, slot: Slot) -> String {
+        let named = self
+            .by_node
+            .values()
+            .filter_map(|view| Some(format!("{} names {}", view.address, owner(&view.entries, slot)?.redis)));
+        let named: Vec<String> = named.collect();
+        format!(
+            "no majority of the {} Sentinels names the same primary ({}): name every Sentinel in --store, and remove \
+             one that names a wrong primary; --expire-without-majority believes the highest epoch instead",
+            self.total_of_sentinels(slot),
+            named.join("; ")
+        )
     }
 
     /// Returns the Redis that a majority names for a slot.
@@ -152,14 +194,43 @@ impl Views {
         self.by_node.values().filter_map(move |view| Some(&owner(&view.entries, slot)?.redis))
     }
 
-    /// Returns the views with a vote in which `is_right` accepts the Redis that has the slot. Also returns the total
-    /// number of votes: the highest number of voters that these views report, or `least_votes` if that is higher. Other
-    /// views do not count for the total, so that one wrong node cannot prevent a majority.
+    /// Returns the views with a vote in which `is_right` accepts the Redis that has the slot: of a node with several
+    /// addresses, the view that is valid longest. Also returns the total number of votes. In a Cluster, this is the
+    /// highest number of voters that these views report. Other views do not count, so that one wrong node cannot
+    /// prevent a majority.
     fn votes(&self, slot: Slot, is_right: impl Fn(&NodeEntry) -> bool) -> (Vec<&View>, usize) {
         let votes = |view: &&View| view.votes && owner(&view.entries, slot).is_some_and(&is_right);
-        let voting: Vec<&View> = self.by_node.values().filter(votes).collect();
-        let of = voting.iter().map(|view| view.voters).max().unwrap_or_default().max(self.least_votes);
+        let mut voting: BTreeMap<&str, &View> = BTreeMap::new();
+        for view in self.by_node.values().filter(votes) {
+            let longest = voting.entry(&view.id).or_insert(view);
+            if view.asked_at + view.good_for > longest.asked_at + longest.good_for {
+                *longest = view;
+            }
+        }
+        let voting: Vec<&View> = voting.into_values().collect();
+        let of = if self.named.is_empty() {
+            voting.iter().map(|view| view.voters).max().unwrap_or_default().max(1)
+        } else {
+            self.total_of_sentinels(slot)
+        };
         (voting, of)
+    }
+
+    /// Returns the total number of votes of Sentinels: the number that a majority of the Sentinels in `--store` report,
+    /// and at least the number of these Sentinels. Two addresses are of one Sentinel if they report the same id and the
+    /// same primary. Otherwise a Sentinel that lies about its id could replace another.
+    fn total_of_sentinels(&self, slot: Slot) -> usize {
+        let mut reported: Vec<usize> =
+            self.by_node.values().filter(|view| self.is_named(view)).map(|view| view.voters).collect();
+        reported.sort_unstable();
+        let middle = reported.get(reported.len() / 2).copied().unwrap_or_default();
+        let identity = |address| {
+            let view = self.by_node.get(address);
+            let primary = view.and_then(|view| owner(&view.entries, slot)).map(|entry| entry.redis.to_string());
+            (view.map_or(address, |view: &View| &view.id), primary)
+        };
+        let distinct: BTreeSet<_> = self.named.iter().map(identity).collect();
+        distinct.len().max(middle)
     }
 }
 
@@ -207,28 +278,38 @@ mod tests {
     use redis::IntoConnectionInfo;
 
     use super::*;
-    use crate::redis::topology::nodes::client_at;
-
-    const LEAST: usize = 3;
 
     fn ms(ms: u64) -> Duration {
         Duration::from_millis(ms)
     }
 
     fn primary(port: u16, config_epoch: u64) -> Found {
-        let template = "redis://somewhere/".into_connection_info().unwrap();
-        Found { client: client_at(&template, "10.0.0.1", port).unwrap(), config_epoch, node: None }
+        let template = Endpoint::new("redis://somewhere/".into_connection_info().unwrap());
+        Found { endpoint: template.at("10.0.0.1", port), config_epoch, node: None }
     }
 
     fn view(asked_at: Instant, names: Found) -> View {
         let (entries, knows) = (vec![NodeEntry::of_all_slots(names, false)], Vec::new());
-        View { id: String::new(), asked_at, votes: true, voters: 3, entries, good_for: LONGEST, knows }
+        View {
+            address: String::new(),
+            id: String::new(),
+            asked_at,
+            votes: true,
+            voters: 3,
+            entries,
+            good_for: LONGEST,
+            knows,
+        }
     }
 
     fn views<const N: usize>(said: [View; N]) -> Views {
-        let mut views = Views { least_votes: LEAST, ..Views::default() };
-        said.into_iter().zip('a'..).for_each(|(view, id)| views.put(View { id: id.to_string(), ..view }));
+        let mut views = Views { named: ["a", "b", "c"].map(String::from).into(), ..Views::default() };
+        said.into_iter().zip('a'..).for_each(|(view, id)| views.put(from(id, view)));
         views
+    }
+
+    fn from(id: char, view: View) -> View {
+        View { id: id.to_string(), address: id.to_string(), ..view }
     }
 
     #[test]
@@ -243,8 +324,8 @@ mod tests {
         assert_eq!(until(&views([at(0), short])), Some(ms(600)), "one node has a shorter failover timer");
         let replica = View { votes: false, ..at(0) };
         assert_eq!(until(&views([at(0), replica])), None, "only one of the nodes has a vote");
-        let knows_five = View { voters: 5, ..at(0) };
-        assert_eq!(until(&views([at(0), knows_five])), None, "two of five nodes are no majority");
+        let knows_five = || View { voters: 5, ..at(0) };
+        assert_eq!(until(&views([at(0), knows_five()])), None, "two of five nodes are no majority");
         let doubts = View { entries: vec![NodeEntry::of_all_slots(old.clone(), true)], ..at(0) };
         assert_eq!(until(&views([at(0), doubts])), None, "the primary does not answer one node");
         assert_eq!(
@@ -270,29 +351,72 @@ mod tests {
         };
         assert_eq!(count(&views, &old, start), (3, 3));
         assert_eq!(count(&views, &old, start + LONGEST), (0, 3));
-        for id in ["a", "b"] {
-            views.put(View { id: String::from(id), ..view(start + ms(500), new.clone()) });
+        for id in ['a', 'b'] {
+            views.put(from(id, view(start + ms(500), new.clone())));
         }
         assert_eq!(count(&views, &old, start + ms(500)), (1, 3));
         assert!(views.majority(0).is_some_and(|found| found.is(&new)));
-        views.put(View { id: String::from("a"), ..view(start, old.clone()) });
+        views.put(from('a', view(start, old.clone())));
         assert_eq!(count(&views, &new, start + ms(500)).0, 2, "a is stored with a later view");
-        views.put(View { id: String::from("b"), ..view(start + ms(2_600), new.clone()) });
+        views.put(from('b', view(start + ms(2_600), new.clone())));
         assert_eq!(count(&views, &new, start + ms(500)).0, 1);
     }
 
     #[test]
-    fn a_majority_is_believed_before_the_highest_epoch_and_that_where_there_is_none() {
+    fn only_a_majority_of_the_sentinels_is_believed_unless_the_flag_allows_the_highest_epoch() {
         let (start, right, lie) = (Instant::now(), primary(1, 3), primary(9, 99));
-        let port = |views: &Views| views.owner(0).map(|found| found.to_string()).unwrap();
+        let port = |views: &Views| views.owner(0, false).map(|found| found.to_string()).ok();
+        let (one, nine) = (Some(String::from("10.0.0.1:1")), "10.0.0.1:9");
         let says = |found: &Found| view(start, found.clone());
-        let lies = View { voters: 100, ..says(&lie) };
-        assert_eq!(port(&views([lies.clone(), says(&right), says(&right)])), "10.0.0.1:1");
-        assert_eq!(port(&views([lies, says(&right)])), "10.0.0.1:9", "no Redis has a majority");
-        assert!(views([]).owner(0).is_err());
-        let mut one = Views { least_votes: 1, ..Views::default() };
-        one.put(View { voters: 1, ..says(&right) });
-        assert_eq!((port(&one), one.majority(0).is_some()), (String::from("10.0.0.1:1"), true));
+        let lies = || View { voters: 100, ..says(&lie) };
+        assert_eq!(port(&views([lies(), says(&right), says(&right)])), one);
+        let undecided = views([lies(), says(&right)]);
+        assert_eq!(undecided.owner(0, true).unwrap().to_string(), nine);
+        let error = undecided.owner(0, false).err().unwrap().text;
+        for words in ["no majority of the 100 Sentinels", "a names 10.0.0.1:9; b names 10.0.0.1:1", "--store"] {
+            assert!(error.contains(words), "{error}");
+        }
+        assert!(views([]).owner(0, false).is_err());
+        let mut single = Views { named: [String::from("a")].into(), ..Views::default() };
+        single.put(from('a', View { voters: 1, ..says(&right) }));
+        assert_eq!(port(&single), one);
+        let mut cluster = Views::default();
+        cluster.put(from('a', lies()));
+        assert_eq!(cluster.owner(0, false).unwrap().to_string(), nine, "a Cluster node needs no majority here");
+    }
+
+    #[test]
+    fn a_sentinel_that_lies_about_ids_and_numbers_is_outvoted_and_alone_never_believed() {
+        let (start, right, lie) = (Instant::now(), primary(1, 3), primary(9, 99));
+        let port = |views: &Views| views.majority(0).map(|found| found.to_string());
+        let (says, lies) = (|| view(start, right.clone()), |voters| View { voters, ..view(start, lie.clone()) });
+        let at = |address: char, id: char, view: View| View { address: address.to_string(), ..from(id, view) };
+        let of = |named: &[&str], said: Vec<View>| {
+            let mut views = Views { named: named.iter().map(ToString::to_string).collect(), ..Views::default() };
+            for view in said {
+                views.put(view);
+            }
+            views
+        };
+        for voters in [0, 1, 3, 1_000] {
+            let liar = || at('r', 'a', lies(voters));
+            let two = of(&["a", "r"], vec![at('a', 'a', says()), liar()]);
+            assert_eq!(port(&two), None, "with the id of the other, {voters} voters");
+            assert_eq!(port(&of(&["a", "r"], vec![liar()])), None, "alone, {voters} voters");
+            let three = of(&["a", "b", "r"], vec![at('a', 'a', says()), at('b', 'b', says()), liar()]);
+            assert_eq!(port(&three), Some(String::from("10.0.0.1:1")), "{voters} voters");
+            let agrees = at('r', 'r', View { voters, ..says() });
+            let three = of(&["a", "b", "r"], vec![at('a', 'a', says()), at('b', 'b', says()), agrees]);
+            assert_eq!(port(&three), Some(String::from("10.0.0.1:1")), "{voters} voters, the right primary");
+        }
+        let twice = of(&["a", "b"], vec![at('a', 'r', lies(1)), at('b', 'r', lies(3))]);
+        assert_eq!(port(&twice), None, "one Sentinel with two addresses has one vote of three");
+        let knows = |ports: &[u16]| ports.iter().map(|port| primary(*port, 0).endpoint).collect();
+        let liar = at('r', 'r', View { knows: knows(&[7, 8]), ..lies(3) });
+        let honest = |one| at(one, one, View { knows: knows(&[2, 3]), ..says() });
+        let views = of(&["a", "b", "r"], vec![honest('a'), honest('b'), liar]);
+        let asked: Vec<String> = views.known().into_keys().collect();
+        assert_eq!(asked, ["10.0.0.1:2", "10.0.0.1:3"], "the list of one Sentinel adds no voter");
     }
 
     #[test]

@@ -1,28 +1,26 @@
 //! Finds Redis: at one address, at the address that its Sentinels name, or on a node of a Cluster.
 
 pub(crate) mod cluster;
+pub(crate) mod dial;
+pub(crate) mod endpoint;
 pub(crate) mod majority;
 pub(crate) mod nodes;
+mod reply_limit;
 pub(crate) mod sentinel;
+pub(crate) mod store_url;
 pub(crate) mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::Mutex;
-use redis::io::tcp::TcpSettings;
-use redis::{Client, ConnectionInfo, IntoConnectionInfo};
-use socket2::TcpKeepalive;
 
 use crate::clock::Clock;
 use crate::redis::connection::errors::{Fault, FaultKind};
+use crate::redis::topology::endpoint::Endpoint;
 use crate::redis::topology::majority::{Slot, View, Views};
 use crate::redis::topology::nodes::{Found, Node, answers};
-
-/// A placeholder for the host in connection settings. The address of a node replaces it before a connection is opened,
-/// so this name is never resolved.
-const TEMPLATE_HOST: &str = "unknown.invalid";
 
 /// How Redis is deployed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,9 +40,9 @@ pub struct Topology {
     pub kind: TopologyKind,
     /// The connection settings of Redis, such as user and password. The host is a placeholder unless Redis has a fixed
     /// address.
-    template: ConnectionInfo,
+    template: Endpoint,
     /// The connection settings of a Sentinel whose address another Sentinel has reported. Used only with Sentinels.
-    node_template: ConnectionInfo,
+    node_template: Endpoint,
     /// The name under which the Sentinels know the primary. Empty without Sentinels.
     master: String,
     /// The Sentinels or Cluster nodes that `--store` names.
@@ -59,67 +57,6 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// Parses a URL in one of these forms:
-    ///
-    /// - `redis://…`: one Redis at a fixed address.
-    /// - `redis-sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/DB?master=NAME`: the primary NAME of these Sentinels.
-    ///   The parameters `sentinel_user` and `sentinel_password` are the credentials for the Sentinels themselves.
-    /// - `redis-cluster://USER:PASSWORD@HOST:PORT,HOST:PORT`: the Cluster of these nodes.
-    ///
-    /// # Errors
-    ///
-    /// Returns a description of the mistake if the URL is wrong. The description does not contain the password.
-    pub fn parse(url: &str) -> Result<Topology, String> {
-        let new = |kind, template: ConnectionInfo| Topology {
-            kind,
-            node_template: template.clone(),
-            template,
-            master: String::new(),
-            named: Vec::new(),
-            learnt: Mutex::default(),
-            views: Mutex::default(),
-            is_without_majority: false,
-        };
-        let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
-        let (scheme, kind, port) = match scheme.rsplit_once('-') {
-            Some((scheme, "sentinel")) => (scheme, TopologyKind::Sentinel, 26_379),
-            Some((scheme, "cluster")) => (scheme, TopologyKind::Cluster, 6_379),
-            _ => return Ok(new(TopologyKind::Standalone, connection_info(url)?)),
-        };
-        let (rest, parameters) = rest.split_once('?').unwrap_or((rest, ""));
-        let parameter = |name: &str| {
-            parameters.split('&').find_map(|parameter| parameter.strip_prefix(name)?.strip_prefix('='))
-        };
-        let (user, rest) = rest.rsplit_once('@').unwrap_or(("", rest));
-        let (hosts, db) = rest.split_once('/').unwrap_or((rest, ""));
-        let at = |user: &str, host: &str, path: &str| {
-            let separator = if user.is_empty() { "" } else { "@" };
-            connection_info(&format!("{scheme}://{user}{separator}{host}/{path}"))
-        };
-        let protocol = parameter("protocol").map_or_else(String::new, |value| format!("?protocol={value}"));
-        let mut topology = new(kind, at(user, TEMPLATE_HOST, &format!("{db}{protocol}"))?);
-        let (mut node_user, mut node_path) = (user.to_owned(), protocol);
-        if kind == TopologyKind::Sentinel {
-            let master = parameter("master").filter(|name| !name.is_empty());
-            let master = master
-                .ok_or("it does not name the primary: add ?master=NAME, with the name in `sentinel monitor`")?;
-            master.clone_into(&mut topology.master);
-            node_user = match (parameter("sentinel_user").unwrap_or_default(), parameter("sentinel_password")) {
-                (user, None | Some("")) => user.to_owned(),
-                (user, Some(password)) => format!("{user}:{password}"),
-            };
-            node_path.clear();
-            topology.node_template = at(&node_user, TEMPLATE_HOST, "")?;
-        } else if topology.template.redis_settings().db() != 0 {
-            return Err(String::from("a Cluster has no other database than 0"));
-        }
-        for host in hosts.split(',') {
-            let client = Client::open(at(&node_user, &with_port(host, port), &node_path)?);
-            topology.named.push(Node::new(client.map_err(|error| error.to_string())?));
-        }
-        Ok(topology)
-    }
-
     /// Returns whether a new search may help after this fault, because another Redis may have the ring now. That
     /// happens after a failover, and after a slot of a Cluster has moved.
     pub(super) fn finds_again(&self, fault: FaultKind) -> bool {
@@ -136,10 +73,10 @@ impl Topology {
     /// slots.
     pub(super) async fn find_all(&self, slots: &[Slot], clock: &Clock) -> Result<Vec<Found>, Fault> {
         if self.kind == TopologyKind::Standalone {
-            let client = Client::open(self.template.clone())?;
-            return Ok(vec![Found { client, config_epoch: 0, node: None }; slots.len()]);
+            let endpoint = self.template.clone();
+            return Ok(vec![Found { endpoint, config_epoch: 0, node: None }; slots.len()]);
         }
-        let (mut views, mut asked) = (Views::default(), BTreeSet::new());
+        let (mut views, mut asked) = (Views { named: self.sentinels(), ..Views::default() }, BTreeSet::new());
         // The second round asks the nodes that the nodes of the first round have reported, because without them there
         // may be no majority.
         for _ in 0..2 {
@@ -155,9 +92,7 @@ impl Topology {
                 Err(_) => {}
             }
         }
-        // The nodes have reported their ids by now, so a node with two addresses counts once.
-        views.least_votes = self.least_votes();
-        slots.iter().map(|slot| views.owner(*slot)).collect()
+        slots.iter().map(|slot| views.owner(*slot, self.is_without_majority)).collect()
     }
 
     /// Returns all known Sentinels or Cluster nodes. Returns none if Redis has a fixed address.
@@ -165,14 +100,14 @@ impl Topology {
         self.named.iter().chain(self.learnt.lock().values()).map(Arc::clone).collect()
     }
 
-    /// Replaces the nodes that other nodes have reported by the nodes in `known`, which has a client for each address.
-    /// A node that was known before keeps its connection.
-    fn learn(&self, known: BTreeMap<String, Client>) {
+    /// Replaces the nodes that other nodes have reported by the nodes in `known`, by address. A node that was known
+    /// before keeps its connection.
+    fn learn(&self, known: BTreeMap<String, Endpoint>) {
         let mut learnt = self.learnt.lock();
         learnt.retain(|address, _| known.contains_key(address));
-        for (address, client) in known {
+        for (address, endpoint) in known {
             if self.named.iter().all(|node| node.address().to_string() != address) {
-                learnt.entry(address).or_insert_with(|| Node::new(client));
+                learnt.entry(address).or_insert_with(|| Node::new(endpoint));
             }
         }
     }
@@ -187,8 +122,10 @@ impl Topology {
         };
         node.id.lock().clone_from(&view.id);
         let mut views = self.views.lock();
+        if views.named.is_empty() {
+            views.named = self.sentinels();
+        }
         views.put(view.clone());
-        views.least_votes = self.least_votes();
         self.learn(views.known());
         Ok(view)
     }
@@ -206,15 +143,11 @@ impl Topology {
         self.kind != TopologyKind::Standalone && !self.is_without_majority
     }
 
-    /// Returns the minimum for the total number of votes. A majority is more than half of the total. The minimum is the
-    /// number of Sentinels that `--store` names. In a Cluster the minimum is 1: only primaries vote, and each node
-    /// reports how many primaries there are.
-    fn least_votes(&self) -> usize {
-        if self.kind != TopologyKind::Sentinel {
-            return 1;
-        }
-        // A Sentinel reports the same id at each of its addresses, so it counts once.
-        self.named.iter().map(|node| node.id.lock().clone()).collect::<BTreeSet<String>>().len()
+    /// Returns the addresses of the Sentinels that `--store` names. Returns none in a Cluster: only its primaries vote,
+    /// and each node reports how many primaries there are.
+    fn sentinels(&self) -> BTreeSet<String> {
+        let is_needed = self.kind == TopologyKind::Sentinel;
+        self.named.iter().filter(|_| is_needed).map(|node| node.address().to_string()).collect()
     }
 
     /// Combines the faults of all nodes into one fault. Its kind is `Forbidden` only if all nodes deny access:
@@ -227,44 +160,24 @@ impl Topology {
         if self.kind != TopologyKind::Sentinel {
             return Fault::new(kind, format!("no node of the Cluster answers ({texts})"));
         }
-        let credentials = "; the credentials for Sentinels are sentinel_user and sentinel_password in --store";
+        let credentials = "; the credentials for Sentinels are sentinel_user and sentinel_password in --store, or --sentinel-password-file";
         let hint = if is_forbidden { credentials } else { "" };
         Fault::new(kind, format!("no Sentinel names the primary {:?} ({texts}){hint}", self.master))
     }
 }
 
-/// Parses the URL of one Redis, and adds TCP settings that the `redis` crate does not set by default. With these
-/// settings, TCP sends commands without delay and detects a dead peer.
-fn connection_info(url: &str) -> Result<ConnectionInfo, String> {
-    let keepalive = TcpKeepalive::new()
-        .with_time(Duration::from_secs(5))
-        .with_interval(Duration::from_secs(1))
-        .with_retries(3);
-    let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
-    #[cfg(target_os = "linux")]
-    let tcp = tcp.set_user_timeout(Duration::from_secs(5));
-    let info = url.into_connection_info().map_err(|error| error.to_string())?;
-    Ok(info.set_tcp_settings(tcp))
-}
-
-fn with_port(host: &str, port: u16) -> String {
-    let behind_address = host.rsplit_once(']').map_or(host, |(_, behind)| behind);
-    if behind_address.contains(':') { host.to_owned() } else { format!("{host}:{port}") }
-}
-
 #[cfg(test)]
 mod tests {
-    use redis::ConnectionAddr;
+    use redis::{ConnectionAddr, IntoConnectionInfo};
 
     use super::*;
-    use crate::redis::topology::nodes::client_at;
 
     fn parsed(url: &str) -> Topology {
         Topology::parse(url).unwrap_or_else(|error| panic!("{url}: {error}"))
     }
 
-    fn primary_of(topology: &Topology, host: &str, port: u16) -> Client {
-        client_at(&topology.template, host, port).unwrap()
+    fn primary_of(topology: &Topology, host: &str, port: u16) -> Endpoint {
+        topology.template.at(host, port)
     }
 
     #[test]
@@ -274,16 +187,16 @@ mod tests {
         let names: Vec<String> = topology.nodes().iter().map(|node| node.address().to_string()).collect();
         assert_eq!(names, ["one:26379", "two:7000", "::1:26379", "::2:7001"]);
         let primary = primary_of(&topology, "10.0.0.1", 6_380);
-        let (address, settings) =
-            (primary.get_connection_info().addr(), primary.get_connection_info().redis_settings());
+        let (address, settings) = (primary.address(), primary.info.redis_settings());
         assert_eq!(address, &ConnectionAddr::Tcp("10.0.0.1".to_owned(), 6_380));
         assert_eq!((settings.username(), settings.password()), (Some("me"), Some("pass/word")));
         assert_eq!((settings.db(), settings.protocol()), (5, redis::ProtocolVersion::RESP3));
         let topology = parsed("rediss-sentinel://one?master=im&sentinel_password=secret");
         let primary = primary_of(&topology, "host", 1);
-        let primary = primary.get_connection_info();
-        assert!(matches!(primary.addr(), ConnectionAddr::TcpTls { host, insecure: false, .. } if host == "host"));
-        assert_eq!(primary.redis_settings().password(), None, "the password is only for the Sentinels");
+        assert!(
+            matches!(primary.address(), ConnectionAddr::TcpTls { host, insecure: false, .. } if host == "host")
+        );
+        assert_eq!(primary.info.redis_settings().password(), None, "the password is only for the Sentinels");
     }
 
     #[test]
@@ -329,8 +242,8 @@ mod tests {
 
     #[test]
     fn nodes_that_others_know_are_asked_too_and_kept_while_they_are_known() {
-        let template = "redis://somewhere/".into_connection_info().unwrap();
-        let at = |port| client_at(&template, "10.0.0.1", port).unwrap();
+        let template = Endpoint::new("redis://somewhere/".into_connection_info().unwrap());
+        let at = |port| template.at("10.0.0.1", port);
         let nodes = parsed("redis-sentinel://10.0.0.1:1,10.0.0.1:2?master=im");
         let learn = |ports: &[u16]| {
             let known = ports.iter().map(|port| (format!("10.0.0.1:{port}"), at(*port)));
@@ -342,8 +255,5 @@ mod tests {
         assert_eq!(learn(&[3, 4]), "10.0.0.1:1 10.0.0.1:2 10.0.0.1:3 10.0.0.1:4");
         assert!(Arc::ptr_eq(&kept, &nodes.nodes()[2]), "the node keeps its connection");
         assert_eq!(learn(&[]), "10.0.0.1:1 10.0.0.1:2");
-        assert_eq!(nodes.least_votes(), 2);
-        nodes.nodes().iter().for_each(|node| *node.id.lock() = String::from("same"));
-        assert_eq!(nodes.least_votes(), 1, "both addresses belong to one Sentinel");
     }
 }

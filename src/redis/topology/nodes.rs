@@ -6,19 +6,18 @@ use std::{fmt, io};
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use parking_lot::Mutex;
-use redis::aio::MultiplexedConnection;
-use redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, Pipeline, RedisError, RedisResult, Value,
-};
+use redis::{ConnectionAddr, Pipeline, RedisError, RedisResult, Value};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
-use tokio::runtime::Handle;
-use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tracing::debug;
 
 use crate::redis::connection::errors::Fault;
-use crate::redis::options::CONNECT_TIMEOUT;
+use crate::redis::topology::dial::RedisConnection;
+use crate::redis::topology::endpoint::Endpoint;
+
+/// How long opening a connection to Redis may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long a node may take to accept a connection, and to answer a short command.
 const NODE_TIMEOUT: Duration = Duration::from_millis(500);
@@ -32,21 +31,21 @@ static CLIENT_NAME: OnceLock<String> = OnceLock::new();
 
 /// A Sentinel, or a node of a Cluster.
 pub(crate) struct Node {
-    client: Client,
+    pub(super) endpoint: Endpoint,
     /// The connection that the next call uses. If there is none, the next call opens a connection.
-    connection: Mutex<Option<MultiplexedConnection>>,
+    connection: Mutex<Option<RedisConnection>>,
     /// The id that the node reports for itself. Until the node has answered, its address.
     pub(crate) id: Mutex<String>,
 }
 
 impl Node {
-    pub(crate) fn new(client: Client) -> Arc<Node> {
-        let id = Mutex::new(client.get_connection_info().addr().to_string());
-        Arc::new(Node { client, connection: Mutex::default(), id })
+    pub(crate) fn new(endpoint: Endpoint) -> Arc<Node> {
+        let id = Mutex::new(endpoint.address().to_string());
+        Arc::new(Node { endpoint, connection: Mutex::default(), id })
     }
 
     pub(crate) fn address(&self) -> &ConnectionAddr {
-        self.client.get_connection_info().addr()
+        self.endpoint.address()
     }
 
     /// Sends several commands to the node, and returns the answer or the error of each command. Returns a single error
@@ -61,26 +60,17 @@ impl Node {
                 answered => return answered,
             }
         }
-        let mut connection = connect(&self.client, "place", NODE_TIMEOUT, Some(NODE_TIMEOUT)).await?;
+        let mut connection = connect(&self.endpoint, "place", NODE_TIMEOUT, Some(NODE_TIMEOUT)).await?;
         let answers = commands.query_async(&mut connection).await?;
         *self.connection.lock() = Some(connection);
         Ok(answers)
     }
 }
 
-/// Returns a client for the Redis at `host` and `port`, with the user, password and other settings of `template`.
-pub(crate) fn client_at(template: &ConnectionInfo, host: &str, port: u16) -> RedisResult<Client> {
-    let mut address = template.addr().clone();
-    if let ConnectionAddr::Tcp(of, at) | ConnectionAddr::TcpTls { host: of, port: at, .. } = &mut address {
-        (*of, *at) = (host.to_owned(), port);
-    }
-    Client::open(template.clone().set_addr(address))
-}
-
 /// A Redis server that a search has found.
 #[derive(Clone)]
 pub(crate) struct Found {
-    pub(crate) client: Client,
+    pub(crate) endpoint: Endpoint,
     /// The config epoch of this Redis, as a Sentinel or Cluster node reports it. A failover gives the new primary a
     /// higher number. 0 if Redis has a fixed address.
     pub(crate) config_epoch: u64,
@@ -95,12 +85,12 @@ impl Found {
         &self,
         purpose: &str,
         response_timeout: Option<Duration>,
-    ) -> RedisResult<MultiplexedConnection> {
-        connect(&self.client, purpose, CONNECT_TIMEOUT, response_timeout).await
+    ) -> RedisResult<RedisConnection> {
+        connect(&self.endpoint, purpose, CONNECT_TIMEOUT, response_timeout).await
     }
 
     fn address(&self) -> &ConnectionAddr {
-        self.client.get_connection_info().addr()
+        self.endpoint.address()
     }
 
     /// Returns whether both are the same Redis. In a Cluster the ids of the nodes are compared, because nodes may
@@ -163,16 +153,13 @@ pub(crate) fn name_connections(sidecar: &str) {
 /// Opens a connection, and names it after the sidecar and the purpose. If the Redis user lacks the permission to set a
 /// name, the connection has no name.
 async fn connect(
-    client: &Client,
+    endpoint: &Endpoint,
     purpose: &str,
     connection_timeout: Duration,
     response_timeout: Option<Duration>,
-) -> RedisResult<MultiplexedConnection> {
-    let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(connection_timeout))
-        .set_response_timeout(response_timeout);
-    let mut connection = match open(client, config).await {
-        Err(error) if is_at_maxclients(&error, client.get_connection_info().addr()).await => {
+) -> RedisResult<RedisConnection> {
+    let mut connection = match RedisConnection::open(endpoint, connection_timeout, response_timeout).await {
+        Err(error) if is_at_maxclients(&error, endpoint.address()).await => {
             return Err(RedisError::from(io::Error::other(
                 "Redis has no room for more connections (maxclients): raise maxclients in Redis, or end unused \
                  connections, which CLIENT LIST names",
@@ -188,18 +175,6 @@ async fn connect(
         }
     }
     Ok(connection)
-}
-
-/// Opens a connection. With TLS, the `redis` crate reads certificate files while its future is polled, which would
-/// block other tasks of the runtime. So a blocking thread runs this future.
-async fn open(client: &Client, config: AsyncConnectionConfig) -> RedisResult<MultiplexedConnection> {
-    if !matches!(client.get_connection_info().addr(), ConnectionAddr::TcpTls { .. }) {
-        return client.get_multiplexed_async_connection_with_config(&config).await;
-    }
-    let (client, runtime) = (client.clone(), Handle::current());
-    let connecting =
-        spawn_blocking(move || runtime.block_on(client.get_multiplexed_async_connection_with_config(&config)));
-    connecting.await.unwrap_or_else(|error| Err(io::Error::other(error).into()))
 }
 
 /// Returns whether Redis closed a connection because it has reached `maxclients`. Redis sends this reason and closes
@@ -256,10 +231,10 @@ mod tests {
 
     #[test]
     fn a_redis_is_followed_by_another_address_of_the_same_or_a_later_epoch() {
-        let template = "redis://somewhere/".into_connection_info().unwrap();
+        let template = Endpoint::new("redis://somewhere/".into_connection_info().unwrap());
         let node = |name: Option<&str>, port, config_epoch| {
-            let client = client_at(&template, "10.0.0.1", port).unwrap();
-            Found { client, config_epoch, node: name.map(str::to_owned) }
+            let endpoint = template.at("10.0.0.1", port);
+            Found { endpoint, config_epoch, node: name.map(str::to_owned) }
         };
         let found = |port, config_epoch| node(None, port, config_epoch);
         assert!(!found(1, 3).is_followed_by(&found(1, 4)));

@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use redis::{ConnectionInfo, ErrorKind, FromRedisValue, RedisError, RedisResult, ServerErrorKind, Value};
+use redis::{ErrorKind, FromRedisValue, RedisError, RedisResult, ServerErrorKind, Value};
 
 use crate::redis::connection::errors::{Fault, FaultKind};
+use crate::redis::topology::endpoint::Endpoint;
 use crate::redis::topology::majority::{LONGEST, NodeEntry, View};
-use crate::redis::topology::nodes::{Found, Node, client_at};
+use crate::redis::topology::nodes::{Found, Node};
 
 /// Flags of a primary that does not answer the Sentinel, or that is being replaced.
 const DOUBTS: [&str; 4] = ["disconnected", "s_down", "o_down", "failover_in_progress"];
@@ -23,8 +24,8 @@ type Instance = HashMap<String, String>;
 pub(crate) async fn ask(
     node: &Node,
     master: &str,
-    primary_template: &ConnectionInfo,
-    sentinel_template: &ConnectionInfo,
+    primary_template: &Endpoint,
+    sentinel_template: &Endpoint,
     asked_at: Instant,
 ) -> Result<View, Fault> {
     let mut commands = redis::pipe();
@@ -50,8 +51,8 @@ pub(crate) async fn ask(
         Err(fault) if fault.kind == FaultKind::Forbidden => known.clone(),
         answered => answered?,
     };
-    let client = address.as_ref().and_then(|(host, port)| client_at(primary_template, host, *port).ok());
-    let client = client.ok_or_else(|| {
+    let endpoint = address.as_ref().map(|(host, port)| primary_template.at(host, *port));
+    let endpoint = endpoint.ok_or_else(|| {
         Fault::new(FaultKind::Other, "names a primary whose address ackwheel cannot parse").at(node.address())
     })?;
     let number = |name: &str| primary.get(name).and_then(|number| number.parse::<u64>().ok());
@@ -62,13 +63,14 @@ pub(crate) async fn ask(
     let is_doubted = is_of_this && primary.get("flags").is_some_and(has_doubts);
     let unanswered = number("last-ping-sent").filter(|_| is_of_this).unwrap_or_default();
     let timer = number("down-after-milliseconds").map_or(LONGEST, Duration::from_millis);
-    let found = Found { client, config_epoch: number("config-epoch").unwrap_or_default(), node: None };
+    let found = Found { endpoint, config_epoch: number("config-epoch").unwrap_or_default(), node: None };
     let others: Vec<Instance> = read(answer()).unwrap_or_default();
     let other = |instance| {
         let (host, port) = address_of(instance)?;
-        client_at(sentinel_template, &host, port).ok()
+        Some(sentinel_template.at(&host, port))
     };
     Ok(View {
+        address: node.address().to_string(),
         id: read(answer()).unwrap_or_else(|_| node.address().to_string()),
         asked_at,
         votes: true,
