@@ -36,6 +36,7 @@ mod groups;
 mod harness_network;
 mod harness_redis;
 mod hostile;
+mod kubernetes;
 mod leaderships;
 mod limits;
 mod log_output;
