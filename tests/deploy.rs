@@ -10,15 +10,11 @@ use std::process::Command;
 use serde_json::Value;
 
 use crate::support::deployed;
-use crate::support::kubernetes::{Container, Document, PodMonitorSpec, PodTemplate, Probe, Source, Variable};
 use crate::support::process::{Run, program};
 use crate::support::sidecar::Sidecar;
 
 /// The longest that the program takes from SIGTERM to its end, in seconds.
 const DRAIN: u64 = 10;
-
-/// How long the program waits for Redis at its start, in seconds.
-const START: u64 = 10;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -229,120 +225,7 @@ fn the_health_check_of_compose_distinguishes_a_serving_sidecar() {
     }
 }
 
-// Kubernetes.
-
-fn kubernetes() -> (PodTemplate, PodMonitorSpec) {
-    let documents: Vec<Document> = serde_saphyr::from_multiple(&read("examples/deploy/kubernetes.yaml")).unwrap();
-    let Ok([deployment, monitor]) = <[Document; 2]>::try_from(documents) else { panic!("two documents") };
-    let Document::Deployment { api_version, spec, metadata } = deployment else { panic!("{deployment:?}") };
-    assert_eq!((&*api_version, metadata.name.is_some(), spec.replicas > 1), ("apps/v1", true, true));
-    assert_eq!(spec.selector.match_labels, spec.template.metadata.labels);
-    let Document::PodMonitor { api_version, metadata, spec: monitor } = monitor else { panic!("{monitor:?}") };
-    assert_eq!(api_version, "monitoring.coreos.com/v1");
-    assert!(metadata.name.is_some_and(|name| name.contains("ackwheel")), "the dashboards know the job by it");
-    (spec.template, monitor)
-}
-
-#[test]
-fn the_pod_stops_its_sidecar_last_and_leaves_it_time() {
-    let (template, _) = kubernetes();
-    let pod = template.spec;
-    let [sidecar] = &pod.init_containers[..] else { panic!("one sidecar") };
-    assert_eq!(sidecar.restart_policy.as_deref(), Some("Always"), "it would be waited for, as an init container");
-    let version = manifest()["package"]["version"].as_str().unwrap().to_owned();
-    assert_eq!((&*sidecar.name, &sidecar.image), ("ackwheel", &format!("ackwheel:{version}")));
-    assert!(sidecar.lifecycle.is_none(), "it is stopped after the others: there is nothing to wait for");
-    let hook = pod.containers[0].lifecycle.as_ref().map_or(0, |lifecycle| lifecycle.pre_stop.sleep.seconds);
-    assert!(pod.termination_grace_period_seconds > DRAIN + hook, "the drain is cut short");
-    assert!(!sidecar.resources.limits.contains_key("cpu"), "a throttled process stalls");
-    assert!(
-        !pod.automount_service_account_token && !pod.enable_service_links && pod.security_context.run_as_non_root
-    );
-    assert_eq!(pod.security_context.seccomp_profile.r#type, "RuntimeDefault");
-    for container in pod.init_containers.iter().chain(&pod.containers) {
-        let context = &container.security_context;
-        assert!(context.run_as_user > 0 && context.run_as_group > 0 && context.read_only_root_filesystem);
-        assert!(!context.allow_privilege_escalation && context.capabilities.drop == ["ALL"]);
-        assert!(
-            container.resources.requests.contains_key("cpu") && container.resources.limits.contains_key("memory")
-        );
-    }
-}
-
-#[test]
-fn the_probes_ask_what_the_sidecar_answers() {
-    let (template, monitor) = kubernetes();
-    let sidecar = &template.spec.init_containers[0];
-    let admin: SocketAddr = sidecar.value("ACKWHEEL_ADMIN").parse().unwrap();
-    assert!(!admin.ip().is_loopback(), "the kubelet comes from outside");
-    let port = &sidecar.ports.as_ref().unwrap()[0];
-    assert_eq!(port.container_port, admin.port());
-    let serving = Sidecar::start(&[]);
-    let ask = |probe: &Option<Probe>, path: &str| {
-        let probe = probe.as_ref().unwrap_or_else(|| panic!("no probe of {path}"));
-        assert_eq!((&*probe.http_get.path, &probe.http_get.port), (path, &port.name));
-        // The answer of /livez may wait a tenth of a second for a second look.
-        assert!(probe.timeout_seconds >= 1 && probe.period_seconds >= 1);
-        assert_eq!(serving.get(path).0, 200);
-        probe.period_seconds * probe.failure_threshold
-    };
-    assert!(ask(&sidecar.startup_probe, "/livez") > START, "Redis is waited for that long");
-    assert!(ask(&sidecar.liveness_probe, "/livez") >= ackwheel::ticker::LIVENESS.as_secs());
-    let patience = ask(&sidecar.readiness_probe, "/readyz");
-    assert!(patience >= 60, "a Redis that is away for a moment takes every logic node out of service at once");
-
-    assert_eq!(monitor.selector.match_labels, template.metadata.labels);
-    let [endpoint] = &monitor.pod_metrics_endpoints[..] else { panic!("one endpoint") };
-    assert_eq!((&endpoint.port, serving.get(&endpoint.path).0), (&port.name, 200));
-    let times =
-        [&endpoint.scrape_timeout, &endpoint.interval].map(|time| humantime::parse_duration(time).unwrap());
-    assert!(times[0] <= times[1]);
-    let annotations = template.metadata.annotations.unwrap();
-    assert_eq!(annotations["prometheus.io/port"], admin.port().to_string());
-    assert_eq!(annotations["prometheus.io/path"], endpoint.path);
-}
-
-#[test]
-fn the_containers_of_the_pod_agree_on_address_and_token() {
-    let (template, _) = kubernetes();
-    let pod = &template.spec;
-    let (sidecar, logic_node) = (&pod.init_containers[0], &pod.containers[0]);
-    assert_eq!(logic_node.value("ACKWHEEL_ADDR"), sidecar.value("ACKWHEEL_LISTEN"));
-    let [volume] = &pod.volumes[..] else { panic!("one volume") };
-    let (item, mode) = (&volume.secret.items[0], volume.secret.default_mode);
-    assert_eq!(mode, 0o440, "the group of the pod reads it: {}", pod.security_context.fs_group);
-    for container in [sidecar, logic_node] {
-        let [mount] = &container.volume_mounts[..] else { panic!("one mount") };
-        assert!(mount.name == volume.name && mount.read_only);
-        assert_eq!(container.value("ACKWHEEL_TOKEN_FILE"), format!("{}/{}", mount.mount_path, item.path));
-    }
-    let token = tempfile::NamedTempFile::new().unwrap();
-    fs::write(token.path(), "secret").unwrap();
-    let arguments: Vec<&str> = sidecar.args.as_ref().unwrap().iter().map(String::as_str).collect();
-    deployed::assert_right(&arguments, &environment(sidecar, &volume.secret.secret_name, token.path()));
-    // The command that makes the secret names its keys.
-    let text = read("examples/deploy/kubernetes.yaml");
-    assert!(text.contains(&format!("create secret generic {}", volume.secret.secret_name)));
-    assert!(text.contains(&format!("--from-literal={}=", item.key)) && text.contains("--from-literal=store="));
-}
-
-/// The environment of a container as a node would make it; what the manifest takes from elsewhere is made up.
-fn environment(container: &Container, secret: &str, token: &Path) -> BTreeMap<String, String> {
-    let value = |variable: &Variable| match (&variable.value, &variable.value_from) {
-        (Some(_), None) if variable.name == "ACKWHEEL_TOKEN_FILE" => token.to_str().unwrap().to_owned(),
-        (Some(value), None) => value.clone(),
-        (None, Some(Source { secret_key_ref: Some(from), field_ref: None })) => {
-            assert_eq!((&*from.name, &*from.key), (secret, "store"));
-            String::from("rediss://user:password@redis:6379/0")
-        }
-        (None, Some(Source { secret_key_ref: None, field_ref: Some(from) })) => {
-            assert_eq!(from.field_path, "metadata.name");
-            String::from("logic-node-5d9c")
-        }
-        _ => panic!("{variable:?} has not one value"),
-    };
-    container.env.iter().map(|variable| (variable.name.clone(), value(variable))).collect()
-}
+// Rules of Prometheus.
 
 /// The command of the README that makes the rules of Prometheus into what its operator takes.
 #[test]
@@ -380,16 +263,23 @@ fn files_of_the_package_exist_or_are_made_by_the_documented_commands() {
         match source.strip_prefix("target/") {
             Some("release/ackwheel") => assert_eq!(mode, "755"),
             Some(_) => assert!(readme.contains(source.trim_end_matches("/*")), "nobody makes {source}"),
-            None => assert!(!glob(source).is_empty() && mode == "644", "{source} is not there"),
+            // The configuration may contain passwords: the unit's LoadCredential reads it as root.
+            None => {
+                let expected = if destination.starts_with("etc/") { "600" } else { "644" };
+                assert_eq!((glob(source).is_empty(), &**mode), (false, expected), "{source}");
+            }
         }
         let name = if destination.ends_with('/') { source.rsplit('/').next().unwrap() } else { "" };
         installed.insert(format!("/{destination}{name}"));
     }
     let unit = read("examples/deploy/ackwheel.service");
     let command = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
-    let named: Vec<&str> = command.split(' ').filter(|word| word.starts_with('/')).collect();
-    assert_eq!(named.len(), 2, "{command}");
-    assert!(named.iter().all(|path| installed.contains(*path)), "{command}");
+    let credential = unit.lines().find_map(|line| line.strip_prefix("LoadCredential=")).unwrap();
+    let (name, config) = credential.split_once(':').unwrap();
+    assert_eq!(command, format!("/usr/bin/ackwheel serve --config %d/{name}"));
+    for path in ["/usr/bin/ackwheel", config] {
+        assert!(installed.contains(path), "{path}");
+    }
     // Files that an operator has edited stay when the package is upgraded.
     let edited: Vec<&String> = installed.iter().filter(|path| path.starts_with("/etc/")).collect();
     assert_eq!(edited, list(&package["conf-files"]).iter().collect::<Vec<_>>());

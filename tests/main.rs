@@ -39,6 +39,7 @@ mod handshake_flood;
 mod harness_network;
 mod harness_redis;
 mod hostile;
+mod kubernetes;
 mod leaderships;
 mod limits;
 mod log_output;

@@ -286,13 +286,23 @@ fn the_unit_waits_as_long_as_the_program_may_take() {
     assert!(files > 16_384 + 64, "the connections that are allowed by default");
 }
 
+/// A core dump would contain tokens and keys, and the configuration may contain passwords.
+#[test]
+fn the_unit_keeps_secrets_from_other_users() {
+    let unit = unit("ackwheel.service");
+    assert_eq!((value(&unit, "LimitCORE"), value(&unit, "UMask")), ("0", "0077"));
+    assert_eq!(value(&unit, "StateDirectoryMode"), "0700");
+    let config = value(&unit, "LoadCredential").split(':').next().unwrap();
+    assert!(value(&unit, "ExecStart").ends_with(&format!(" --config %d/{config}")));
+}
+
 #[test]
 fn the_unit_and_its_drop_in_name_settings_that_are_right() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("ackwheel.toml");
     fs::write(&config, "slots = 15\n").unwrap();
     let unit_lines = unit("ackwheel.service");
-    let command = value(&unit_lines, "ExecStart").replace("/etc/ackwheel/ackwheel.toml", config.to_str().unwrap());
+    let command = value(&unit_lines, "ExecStart").replace("%d", folder.path().to_str().unwrap());
     let words: Vec<&str> = command.split(' ').collect();
     assert_eq!(words[0], "/usr/bin/ackwheel");
     let state = value(&unit_lines, "Environment").replace("%S", folder.path().to_str().unwrap());

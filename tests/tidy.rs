@@ -187,6 +187,7 @@ fn the_top_level_holds_what_a_newcomer_expects() {
         "tests",
         "grafana",
         "README.md",
+        "SECURITY.md",
         "CHANGELOG.md",
         "CONTRIBUTING.md",
         "docs",

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
+use serde_json::Value;
 
 type Map = BTreeMap<String, String>;
 
@@ -23,6 +24,8 @@ macro_rules! objects {
 pub enum Document {
     #[serde(rename_all = "camelCase")]
     Deployment { api_version: String, metadata: Metadata, spec: DeploymentSpec },
+    #[serde(rename_all = "camelCase")]
+    NetworkPolicy { api_version: String, metadata: Metadata, spec: NetworkPolicySpec },
     #[serde(rename_all = "camelCase")]
     PodMonitor { api_version: String, metadata: Metadata, spec: PodMonitorSpec },
 }
@@ -61,8 +64,7 @@ objects! {
         volume_mounts: Vec<Mount>,
     }
     Variable { name: String, value: Option<String>, value_from: Option<Source>, }
-    Source { secret_key_ref: Option<SecretKey>, field_ref: Option<Field>, }
-    SecretKey { name: String, key: String, }
+    Source { field_ref: Field, }
     Field { field_path: String, }
     Port { name: String, container_port: u16, }
     Probe {
@@ -88,6 +90,11 @@ objects! {
     Volume { name: String, secret: Secret, }
     Secret { secret_name: String, items: Vec<Item>, default_mode: u32, }
     Item { key: String, path: String, }
+
+    NetworkPolicySpec { pod_selector: Selector, policy_types: Vec<String>, ingress: Vec<Ingress>, }
+    Ingress { from: Option<Vec<Peer>>, ports: Vec<PolicyPort>, }
+    Peer { namespace_selector: Option<Selector>, pod_selector: Option<Selector>, }
+    PolicyPort { port: Value, protocol: String, }
 
     /// Of the Prometheus operator.
     PodMonitorSpec { selector: Selector, pod_metrics_endpoints: Vec<Endpoint>, }

@@ -15,6 +15,7 @@ const MAX_LINE_LENGTH: usize = 120;
 const MAX_WORDS: &[(&str, usize)] = &[
     ("README.md", 900),
     ("CHANGELOG.md", 600),
+    ("SECURITY.md", 1_200),
     ("docs/ARCHITECTURE.md", 1_800),
     ("docs/GUARANTEES.md", 1_000),
     ("docs/INTEGRATION.md", 3_000),
