@@ -144,28 +144,53 @@ fn an_ack_timeout_of_its_own_is_kept_to_the_tick() {
 }
 
 #[test]
-fn a_watch_ends_after_as_many_batches_as_asked_and_has_acknowledged_them() {
+fn a_consumer_ends_after_as_many_batches_as_asked_and_has_acknowledged_them() {
     let sidecar = Sidecar::start(&["--tick", "100ms", "--slots", "10"]);
     for (ticks, id) in [("1", "1"), ("4", "2"), ("8", "3")] {
         sidecar.run(&["add", "--ack-timeout-ticks", ticks, id]).output();
     }
-    let run = sidecar.run(&["watch", "--group", "default", "--count", "2"]);
-    let lines: Vec<&str> = run.output().lines().collect();
+    let run = sidecar.run(&["consume", "--group", "default", "--count", "2"]);
+    let lines: Vec<&str> = run.printed().lines().collect();
     assert_eq!(lines.len(), 2, "{run:?}");
     for (line, id) in lines.iter().zip(["1", "2"]) {
         let words: Vec<&str> = line.split(' ').collect();
-        assert!(words[1].parse::<u64>().is_ok(), "{line}");
-        assert_eq!((words[0], &words[2..]), ("tick", &["1/1", "timed", "out:", id][..]), "{line}");
+        assert!(words[1].trim_end_matches(':').parse::<u64>().is_ok(), "{line}");
+        assert_eq!((words[0], &words[2..]), ("tick", &["1", "of", "1", "timeouts:", id][..]), "{line}");
     }
     wait_until("the third batch is alone", || {
         sidecar.group("default").is_some_and(|group| (group.outbox_batches, group.unacked_batches) == (1, 0))
     });
 
-    let run = sidecar.run(&["watch", "--group", "default", "--count", "1", "--no-ack", "--json"]);
-    let line: Value = serde_json::from_str(run.output()).expect("a line of JSON");
+    let run = sidecar.run(&["consume", "--group", "default", "--count", "1", "--no-ack", "--json"]);
+    let line: Value = serde_json::from_str(run.printed()).expect("a line of JSON");
     assert_eq!((&line["ids"], &line["delivery"]), (&serde_json::json!(["3"]), &Value::from(1)));
-    let run = sidecar.run(&["watch", "--group", "default", "--count", "1"]);
-    assert_names(run.output(), &[" 1/1 timed out delivery 2: 3\n"]);
+    let run = sidecar.run(&["consume", "--group", "default", "--count", "1"]);
+    assert_names(run.printed(), &[": 1 of 1 timeouts, delivery 2: 3\n"]);
+    sidecar.wait_for_settled("default");
+}
+
+#[test]
+fn watch_takes_no_batch_and_consume_says_that_it_takes_them() {
+    let sidecar = Sidecar::start(&["--tick", "100ms", "--slots", "5"]);
+    let address = sidecar.listen.to_string();
+    let mut watch = Process::spawn(&mut sidecar.command(&["watch", "--count", "1"]));
+    let said = lines(watch.stderr());
+    let waiting =
+        format!("ackwheel: connected to {address}, waiting for timeout batches; none is taken from a consumer");
+    assert_eq!(said.recv_timeout(PATIENCE).expect("it says that it waits").1, waiting);
+    sidecar.run(&["add", "--ack-timeout-ticks", "1", "1"]).output();
+    let printed = lines(watch.stdout());
+    assert_names(&printed.recv_timeout(PATIENCE).expect("the watch prints it").1, &[": 1 of 1 timeouts: 1"]);
+    assert_eq!(sidecar.group("default").map(|group| group.outbox_batches), Some(1), "the consumers still get it");
+
+    let kept = sidecar.run(&["consume", "--group", "default", "--count", "1", "--no-ack"]);
+    assert_names(kept.printed(), &[": 1 of 1 timeouts: 1\n"]);
+    let waiting = format!("ackwheel: connected to {address}, waiting for timeout batches of the group default\n");
+    let takes = "ackwheel: this command takes batches from the group default and ";
+    assert_eq!(kept.stderr, format!("{takes}does not acknowledge them: they are delivered again\n{waiting}"));
+    let taken = sidecar.run(&["consume", "--group", "default", "--count", "1"]);
+    assert_names(taken.printed(), &[": 1 of 1 timeouts, delivery 2: 1\n"]);
+    assert_eq!(taken.stderr, format!("{takes}acknowledges each one after printing it\n{waiting}"));
     sidecar.wait_for_settled("default");
 }
 

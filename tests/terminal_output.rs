@@ -184,11 +184,11 @@ fn a_line_of_watch_fits_80_columns_whatever_timed_out() {
     let mut text = String::new();
     let mut seen = 0;
     while seen < expected {
-        let run = sidecar.run(&["watch", "--group", "default", "--count", "1"]);
-        let line = run.output();
+        let run = sidecar.run(&["consume", "--group", "default", "--count", "1"]);
+        let line = run.printed();
         assert_plain(line);
-        let (head, _) = line.split_once(" timed out").unwrap_or_else(|| panic!("{line}"));
-        let here = head.rsplit(' ').next().unwrap().split('/').next().unwrap();
+        let (head, _) = line.split_once(" timeouts").unwrap_or_else(|| panic!("{line}"));
+        let here = head.rsplit(' ').nth(2).unwrap();
         seen += here.parse::<u64>().unwrap_or_else(|error| panic!("{error}: {line}"));
         let _ = write!(text, "{line}");
     }

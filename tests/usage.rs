@@ -19,7 +19,11 @@ fn a_wrong_command_line_ends_with_64_and_names_the_word() {
         (&["add", "--ack-timeout-ticks", "0", "1"], &["'0'", "--ack-timeout-ticks", "1"]),
         (&["add", "--attempt", "256", "1"], &["256", "--attempt"]),
         (&["del", "--with-draw", "1"], &["--with-draw", "--withdraw"]),
-        (&["watch", "--group", "a b"], &["a b", "--group"]),
+        (&["consume", "--group", "a b"], &["a b", "--group"]),
+        (&["consume"], &["--group <NAME>"]),
+        (&["watch", "--group", "default"], &["'--group'", "watch looks on", "consume --group NAME takes"]),
+        (&["watch", "--group=default", "--json"], &["--group", "watch looks on", "consume --group NAME takes"]),
+        (&["watch", "--no-ack"], &["'--no-ack'", "watch looks on", "consume --group NAME takes"]),
         (&["watch", "--count", "0"], &["'0'", "--count"]),
         (&["group", "delete"], &["NAME"]),
         (&["add", "1", "--timeout", "soon"], &["soon", "--timeout"]),
@@ -48,7 +52,7 @@ fn a_wrong_command_line_ends_with_64_and_names_the_word() {
 fn help_and_version_are_no_errors_and_help_teaches() {
     let help = Run::of(&mut program(&["--help"]));
     assert_names(help.output(), &["ackwheel serve", "ackwheel watch", "ackwheel add", "Exit codes: 0, 1", "64"]);
-    for verb in ["serve", "add", "del", "watch", "ping", "status", "group", "bench"] {
+    for verb in ["serve", "add", "del", "watch", "consume", "ping", "status", "group", "bench"] {
         assert_names(&help.stdout, &[verb]);
         assert_names(Run::of(&mut program(&[verb, "--help"])).output(), &["Usage: ackwheel", verb]);
     }
@@ -61,7 +65,14 @@ fn without_a_sidecar_each_verb_fails_with_1_and_names_the_address() {
     let free = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = free.local_addr().unwrap().to_string();
     drop(free);
-    for arguments in [&["add", "1"][..], &["del", "1"], &["watch"], &["ping"], &["group", "delete", "audit"]] {
+    for arguments in [
+        &["add", "1"][..],
+        &["del", "1"],
+        &["watch"],
+        &["consume", "--group", "a"],
+        &["ping"],
+        &["group", "delete", "audit"],
+    ] {
         let run = Run::of(program(arguments).args(["--addr", &address]));
         assert_names(run.error(1), &[&address, "is ackwheel serving there?"]);
     }

@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 
 use super::Failure;
 use super::connect::Connect;
-use super::text::plain;
+use super::text::escaped;
 use crate::client::AddOptions;
 use crate::core::{AddOutcome, GroupName, Message};
 use crate::protocol::frame::Welcome;
@@ -103,9 +103,7 @@ impl Ping {
         let took = client.ping(b"ackwheel ping").await?;
         let Welcome { server_name, store, slots, tick_ms, .. } = client.welcome();
         let tick = humantime::format_duration(Duration::from_millis(u64::from(tick_ms)));
-        // The server may not be trustworthy. Replace control characters in its texts, because they could control the
-        // terminal.
-        let [server_name, store] = [server_name, store].map(|word| word.chars().map(plain).collect::<String>());
+        let [server_name, store] = [server_name, store].map(|word| escaped(&word));
         let (address, ms) = (&self.connect.addr, took.as_secs_f64() * 1_000.0);
         Ok(writeln!(
             stdout(),
