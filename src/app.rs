@@ -126,7 +126,8 @@ impl Sidecar {
         let mut tasks = JoinSet::new();
         tasks.spawn(async move { delivery.maintain().await });
         tasks.spawn(server::report_reached_limits(metrics));
-        tasks.spawn_on(admin::serve(admin_listener, Arc::clone(&health)), &admin_thread.handle);
+        tasks
+            .spawn_on(admin::serve(admin_listener, Arc::clone(&health), config.admin_hosts), &admin_thread.handle);
         tasks.spawn(watch_files(Arc::clone(&shared)));
         Ok(Sidecar {
             address,
