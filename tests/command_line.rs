@@ -18,7 +18,10 @@ fn the_first_session_goes_as_promised() {
     let sidecar = Sidecar::start(&["--tick", "200ms"]);
     let watch = Watch::start(&sidecar, &["--group", "default"]);
     let before = Instant::now();
-    assert_eq!(sidecar.run(&["add", "101", "102", "103"]).output(), "101 added\n102 added\n103 added\n");
+    assert_eq!(
+        sidecar.run(&["add", "101", "102", "103"]).output(),
+        "101 added, times out in 3s\n102 added, times out in 3s\n103 added, times out in 3s\n"
+    );
     let after = Instant::now();
     assert_eq!(sidecar.run(&["del", "102"]).output(), "102 acked\n");
     assert_eq!(sidecar.run(&["del", "102"]).output(), "102 unknown\n");
@@ -75,16 +78,16 @@ fn is_forgotten_a_revolution_after(sidecar: &Sidecar, id: u64, timed_out: Instan
 fn adding_again_re_arms_and_brings_one_timeout() {
     let sidecar = Sidecar::start(&["--tick", "200ms"]);
     let watch = Watch::start(&sidecar, &["--group", "default"]);
-    assert_eq!(sidecar.run(&["add", "7"]).output(), "7 added\n");
+    assert_eq!(sidecar.run(&["add", "7"]).output(), "7 added, times out in 3s\n");
     sleep_until(Instant::now() + Duration::from_secs(1));
     let again = Instant::now();
-    assert_eq!(sidecar.run(&["add", "--attempt", "2", "7"]).output(), "7 rearmed\n");
+    assert_eq!(sidecar.run(&["add", "--attempt", "2", "7"]).output(), "7 rearmed, times out in 3s\n");
     let batch = watch.next();
     assert!(batch.arrived - again >= REVOLUTION, "early: {:?}", batch.arrived - again);
     assert_eq!((batch.plain_ids(), batch.attempts, batch.added, batch.acked), (vec![7], vec![2], 1, 0));
 
     // The next batch has another message: the first deadline of 7 brought nothing.
-    assert_eq!(sidecar.run(&["add", "--ack-timeout-ticks", "1", "8"]).output(), "8 added\n");
+    assert_eq!(sidecar.run(&["add", "--ack-timeout-ticks", "1", "8"]).output(), "8 added, times out in 200ms\n");
     assert_eq!(watch.next().plain_ids(), [8]);
     assert_eq!(sidecar.metrics().count("messages_timed_out_total"), 2);
 }
@@ -96,7 +99,7 @@ fn one_id_pushed_to_two_clients_is_two_messages() {
     let greatest = "18446744073709551615:18446744073709551615";
     assert_eq!(
         sidecar.run(&["add", "9:1", "9:2", greatest]).output(),
-        format!("9:1 added\n9:2 added\n{greatest} added\n")
+        format!("9:1 added, times out in 1s\n9:2 added, times out in 1s\n{greatest} added, times out in 1s\n")
     );
     assert_eq!(sidecar.run(&["del", "9:1", "9"]).output(), "9:1 acked\n9 unknown\n");
     let batch = watch.next();
@@ -108,7 +111,7 @@ fn one_id_pushed_to_two_clients_is_two_messages() {
 fn a_withdrawn_message_counts_neither_as_acked_nor_as_timed_out() {
     let sidecar = Sidecar::start(&["--tick", "100ms", "--slots", "10"]);
     let watch = Watch::start(&sidecar, &["--group", "default"]);
-    assert_eq!(sidecar.run(&["add", "5", "6"]).output(), "5 added\n6 added\n");
+    assert_eq!(sidecar.run(&["add", "5", "6"]).output(), "5 added, times out in 1s\n6 added, times out in 1s\n");
     assert_eq!(sidecar.run(&["del", "--withdraw", "5", "4"]).output(), "5 withdrawn\n4 unknown\n");
     let batch = watch.next();
     assert_eq!((batch.plain_ids(), batch.added, batch.acked), (vec![6], 1, 0));
@@ -126,7 +129,10 @@ fn an_ack_timeout_of_its_own_is_kept_to_the_tick() {
         let before = Instant::now();
         let flag = format!("{ticks}");
         let run = sidecar.run(&["add", "--ack-timeout-ticks", &flag, &flag]);
-        assert_eq!(run.output(), format!("{ticks} added\n"));
+        assert_eq!(
+            run.output(),
+            format!("{ticks} added, times out in {}\n", humantime::format_duration(TICK / 2 * ticks))
+        );
         expected.push((u64::from(ticks), before + Duration::from_millis(100) * ticks));
     }
     while !expected.is_empty() {
@@ -273,13 +279,13 @@ fn a_watch_comes_back_when_the_sidecar_does() {
 
     let mut sidecar = Sidecar::start(&flags);
     let watch = Watch::spawn(&address, &["--group", "default"]);
-    assert_eq!(add("1").output(), "1 added\n");
+    assert_eq!(add("1").output(), "1 added, times out in 100ms\n");
     assert_eq!(watch.next().plain_ids(), [1]);
     sidecar.wait_for_settled("default");
     sidecar.terminate();
     assert_names(&watch.remark(), &["no connection, and trying again"]);
     let restarted = Sidecar::start(&flags);
-    assert_eq!(add("2").output(), "2 added\n");
+    assert_eq!(add("2").output(), "2 added, times out in 100ms\n");
     let batch = watch.next();
     assert_eq!((batch.plain_ids(), batch.delivery), (vec![2], 1));
     assert_names(&watch.remark(), &["the connection was lost and made again"]);

@@ -35,6 +35,7 @@ fn a_wrong_command_line_ends_with_64_and_names_the_word() {
         (&["status", "--timeout", "500000000000years"], &["500000000000years", "--timeout", "a year"]),
         (&["status", "--admin", "http://127.0.0.1:7416"], &["http://127.0.0.1:7416", "--admin", "HOST:PORT"]),
         (&["status", "--addr", "127.0.0.1:7415"], &["'--addr'", "--admin HOST:PORT"]),
+        (&["group", "list", "--addr", "127.0.0.1:7415"], &["'--addr'", "--admin HOST:PORT"]),
         (&["watch", "--admin", "127.0.0.1:7416"], &["'--admin'", "--addr HOST:PORT"]),
         (&["serve", "--addr", "127.0.0.1:7415"], &["'--addr'", "--listen"]),
         (&["bench", "--admin", "7416"], &["7416", "--admin", "HOST:PORT"]),
@@ -130,6 +131,14 @@ fn a_group_is_deleted_when_nobody_uses_it_and_never_the_default_one() {
     watch.kill();
     wait_until("the subscriber is gone", || sidecar.subscribers() == 0);
     assert!(sidecar.group("audit").is_some(), "a named group stays without subscribers");
+    let listed = sidecar.run(&["group", "list"]);
+    let first = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let rows: Vec<Vec<String>> = listed.output().lines().map(first).collect();
+    assert_eq!(rows[0], ["group", "subscribers", "here", "batches", "unacked", "oldest"]);
+    assert!(
+        rows[1..].contains(&first("audit 0 0 0 -")) && rows[1..].contains(&first("default 0 0 0 -")),
+        "{rows:?}"
+    );
 
     assert_eq!(sidecar.run(&["group", "delete", "audit"]).output(), "audit deleted\n");
     assert!(sidecar.group("audit").is_none());

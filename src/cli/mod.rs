@@ -3,6 +3,7 @@
 mod bench;
 mod connect;
 mod generate;
+mod namespace;
 mod requests;
 mod serve;
 mod setting_sources;
@@ -58,6 +59,8 @@ enum Verb {
     Status(status::Status),
     #[command(subcommand)]
     Group(requests::Group),
+    #[command(subcommand)]
+    Namespace(namespace::Namespace),
     Bench(Box<bench::Bench>),
     Completions(generate::Completions),
     Man(generate::Manual),
@@ -126,7 +129,7 @@ fn name_right_flag(error: &mut clap::Error) {
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return };
     let usage = error.get(ContextKind::Usage).map(ToString::to_string).unwrap_or_default();
     let tip = match flag.as_str() {
-        "--addr" if usage.contains("ackwheel status") => {
+        "--addr" if ["ackwheel status", "group list"].iter().any(|verb| usage.contains(verb)) => {
             "the status is asked for at the admin address: --admin HOST:PORT (by default 127.0.0.1:7416)"
         }
         "--addr" if usage.contains("ackwheel serve") => "a sidecar listens where --listen says",
@@ -151,6 +154,7 @@ pub fn run(cli: Cli, serve: impl FnOnce(Serve) -> Result<(), Failure>) -> ExitCo
         Verb::Ping(ping) => block_on(ping.run()),
         Verb::Status(status) => status.run(),
         Verb::Group(group) => block_on(group.run()),
+        Verb::Namespace(namespace) => block_on(namespace.run()),
         Verb::Bench(bench) => bench.run(),
         Verb::Completions(completions) => completions.run(),
         Verb::Man(manual) => manual.run(),
@@ -167,9 +171,11 @@ pub fn run(cli: Cli, serve: impl FnOnce(Serve) -> Result<(), Failure>) -> ExitCo
     exit_code
 }
 
-fn print_failure(text: &str, exit_code: u8) -> ExitCode {
+fn print_failure(failure: &str, exit_code: u8) -> ExitCode {
+    // The text may quote a server. Only lines of this program are broken.
+    let lines: Vec<String> = failure.split('\n').map(text::escaped).collect();
     // If stderr is closed, the exit code still shows the failure.
-    logging::print(&format!("ackwheel: {text}"));
+    logging::print(&format!("ackwheel: {}", lines.join("\n")));
     ExitCode::from(exit_code)
 }
 

@@ -1,0 +1,59 @@
+//! The verb `namespace delete`.
+
+use std::io::{Write, stdout};
+
+use clap::{Args, Subcommand};
+
+use super::Failure;
+use crate::config::without_password;
+use crate::core::GroupName;
+use crate::redis::{NamespaceError, UnusedNamespace};
+
+/// Delete a namespace from Redis
+#[derive(Debug, Subcommand)]
+pub(super) enum Namespace {
+    Delete(Delete),
+}
+
+/// Delete a namespace from Redis: the messages in flight, batches and groups of all its rings
+///
+/// The command refuses while a sidecar of the namespace runs, and names it. Without --yes, it says how many keys the
+/// namespace has, and removes none. Other keys in this Redis stay.
+#[derive(Args, Debug)]
+pub(super) struct Delete {
+    /// The Redis, as in --store of serve
+    #[arg(long, env = "ACKWHEEL_STORE", hide_env_values = true, value_name = "STORE")]
+    store: String,
+    // A namespace follows the rule for group names.
+    /// The namespace, as in --namespace of serve
+    #[arg(long, value_name = "NAME")]
+    namespace: GroupName,
+    /// Remove the keys, which cannot be undone
+    #[arg(long)]
+    yes: bool,
+}
+
+impl Namespace {
+    pub(super) async fn run(self) -> Result<(), Failure> {
+        let Namespace::Delete(Delete { store, namespace, yes }) = self;
+        if store == "memory" {
+            return Err(Failure::usage("--store memory has no namespace: name a Redis"));
+        }
+        let failed = |error: NamespaceError| {
+            let text = format!("--store {}: {error}", without_password(&store));
+            if matches!(error, NamespaceError::Address(_)) { Failure::Usage(text) } else { Failure::Run(text) }
+        };
+        let mut unused = UnusedNamespace::open(&store, namespace.as_str()).await.map_err(failed)?;
+        let keys = unused.keys().await.map_err(failed)?;
+        if keys == 0 {
+            return Err(Failure::Run(format!("there is no namespace {namespace} in this Redis")));
+        }
+        if !yes {
+            return Err(Failure::Usage(format!(
+                "the namespace {namespace} has {keys} keys, and none was removed: give --yes to remove them for ever"
+            )));
+        }
+        let removed = unused.delete().await.map_err(failed)?;
+        Ok(writeln!(stdout(), "namespace {namespace} deleted: {removed} keys removed")?)
+    }
+}
