@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 use std::io::{Read, Write};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 
 use serde_json::{Value, json};
 
@@ -140,7 +140,7 @@ fn lying(name: &'static str, text: &'static str) -> String {
         frames::Request::new(frames::WELCOME, 0, body)
     };
     std::thread::spawn(move || {
-        for mut stream in listener.incoming().map(Result::unwrap) {
+        let serve = move |mut stream: TcpStream| {
             let (mut read, mut part) = (Vec::new(), [0; 4_096]);
             while let Ok(length @ 1..) = stream.read(&mut part) {
                 read.extend(&part[..length]);
@@ -153,6 +153,9 @@ fn lying(name: &'static str, text: &'static str) -> String {
                     let _ = stream.write_all(&answer.bytes(frame.correlation));
                 }
             }
+        };
+        for stream in listener.incoming().map(Result::unwrap) {
+            std::thread::spawn(move || serve(stream));
         }
     });
     address

@@ -40,7 +40,7 @@ fn messages_and_batches_travel_encrypted_to_whom_the_client_trusts() {
 
     let trusted = ["--tls-ca", trusted.to_str().unwrap()];
     let watch = Watch::start(&sidecar, &["--group", "default", trusted[0], trusted[1]]);
-    assert_eq!(add(&sidecar, &trusted).output(), "101 added, times out in 15s\n");
+    assert_eq!(add(&sidecar, &trusted).output(), "101 added, times out in 750ms\n");
     assert_eq!(watch.next().plain_ids(), [101]);
 
     assert_names(sidecar.run(&["ping", trusted[0], trusted[1]]).output(), &["answered in"]);
@@ -65,7 +65,7 @@ fn a_certificate_that_vouches_for_itself_is_trusted_if_it_is_none_of_an_authorit
         fs::write(&files.key, key.serialize_pem()).unwrap();
         let added = add(&serve(&files), &["--tls-ca", files.certificate.to_str().unwrap()]);
         match error {
-            None => assert_eq!(added.output(), "101 added, times out in 15s\n"),
+            None => assert_eq!(added.output(), "101 added, times out in 750ms\n"),
             Some(words) => assert_names(added.error(1), &["certificate", words]),
         }
     }
@@ -214,7 +214,10 @@ fn a_probe_of_the_port_is_no_failed_handshake_and_bytes_that_begin_none_are() {
     }
     wait_until("both are counted", || failed() == 2);
     assert!(sidecar.log().line("a client made no TLS handshake").is_some());
-    assert_eq!(add(&sidecar, &["--tls-ca", trusted.to_str().unwrap()]).output(), "101 added, times out in 15s\n");
+    assert_eq!(
+        add(&sidecar, &["--tls-ca", trusted.to_str().unwrap()]).output(),
+        "101 added, times out in 750ms\n"
+    );
 }
 
 #[test]

@@ -62,7 +62,7 @@ impl Bench {
         bar.finish_and_clear();
         let report = report.map_err(|error| match error {
             BenchError::Options(text) => Failure::Usage(text),
-            error => Failure::run(error),
+            error => Failure::Run(escaped(&error.to_string())),
         })?;
         if let Some(problem) = &report.server_problem {
             // If stderr is closed, only this message is lost.
