@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::http::header::{self, HeaderValue};
+use axum::http::uri::Authority;
 use axum::http::{StatusCode, Version};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -79,10 +80,10 @@ pub(super) async fn check(State(hosts): State<Arc<AllowedHosts>>, request: Reque
 
 fn refusal(hosts: &AllowedHosts, request: &Request) -> Option<(StatusCode, &'static str)> {
     let named: Vec<&HeaderValue> = request.headers().get_all(header::HOST).iter().collect();
-    let in_target = request.uri().authority().map(|authority| authority.as_str());
+    let in_target = request.uri().authority().map(Authority::as_str);
     let hosts_of_request = match named[..] {
-        [] if request.version() == Version::HTTP_10 => Vec::from_iter(in_target),
-        [host] => Vec::from_iter(host.to_str().ok().or(Some("")).into_iter().chain(in_target)),
+        [] if request.version() == Version::HTTP_10 => in_target.into_iter().collect::<Vec<_>>(),
+        [host] => [host.to_str().unwrap_or_default()].into_iter().chain(in_target).collect(),
         _ => return Some((StatusCode::BAD_REQUEST, "a request names its host once, in the header Host\n")),
     };
     let is_foreign = hosts_of_request.iter().any(|host| !hosts.allows(host));

@@ -417,7 +417,7 @@ mod tests {
     #[test]
     fn what_cannot_be_is_refused_with_its_limits() {
         let long = "n".repeat(65);
-        for (settings, words) in [
+        for (settings, words) in vec![
             (Settings { rings: Some(65), ..redis() }, "--rings 65 is not possible: choose 1 to 64"),
             (Settings { rings: Some(0), ..redis() }, "--rings 0"),
             (Settings { lease: Some(Duration::from_millis(499)), ..redis() }, "choose 500ms to 60s"),

@@ -117,7 +117,7 @@ impl Store for MemoryStore {
                      {in_batches} messages that a group did not acknowledge: keep the wheel with --state, or subscribe \
                      before the sidecar stops"
                 );
-                return Err(Refusal::new(Reason::StoreTimeout, text));
+                return Err(Refusal::new(Reason::Draining, text));
             }
             return Ok(String::from("the wheel of a memory store without --state ends with the process"));
         };

@@ -177,7 +177,7 @@ impl Store for RedisStore {
         if lost > 0 {
             let text =
                 format!("the drain lost {lost} acknowledgements, because Redis was unreachable for too long");
-            return Err(Refusal::new(Reason::StoreTimeout, text));
+            return Err(Refusal::new(Reason::Draining, text));
         }
         Ok(String::from("the wheel stays in Redis"))
     }
