@@ -91,7 +91,8 @@ impl Sidecar {
         let admission = Arc::new(admission);
         let health = Arc::new(Health::new(&name, &admission, &clock, answer_thread));
         let mut tasks = JoinSet::new();
-        tasks.spawn_on(admin::serve(admin_listener, Arc::clone(&health)), &admin_thread.handle);
+        let hosts = mem::take(&mut config.admin_hosts);
+        tasks.spawn_on(admin::serve(admin_listener, Arc::clone(&health), hosts), &admin_thread.handle);
         tasks.spawn(server::report_reached_limits(Arc::clone(&metrics)));
         tasks.spawn(watch_files(Arc::clone(&admission)));
         let server = Server::start(listeners, &admission).map_err(StartError::Thread)?;

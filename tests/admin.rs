@@ -10,8 +10,9 @@ use ring::digest::{SHA256, digest};
 
 use crate::support::frames;
 use crate::support::http;
+use crate::support::process::Run;
 use crate::support::redis::Redis;
-use crate::support::sidecar::Sidecar;
+use crate::support::sidecar::{Sidecar, serve};
 use crate::support::{wait_for, wait_until};
 
 #[test]
@@ -123,6 +124,48 @@ fn hash_of(page: &str, tag: &str) -> String {
     let block = block.split(&format!("</{tag}>")).next().unwrap();
     let hash = base64::engine::general_purpose::STANDARD.encode(digest(&SHA256, block.as_bytes()));
     format!("sha256-{hash}")
+}
+
+/// The whole answer to a request, as it is sent.
+fn answer_to(sidecar: &Sidecar, request: &str) -> String {
+    let mut stream = TcpStream::connect(sidecar.admin).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn every_path_is_answered_only_under_a_name_that_is_allowed() {
+    let sidecar = Sidecar::start(&["--admin-host", "ring.example.com, other.example"]);
+    let admin = sidecar.admin.to_string();
+    for path in ["/", "/metrics", "/livez", "/readyz", "/status", "/nowhere"] {
+        for (host, is_allowed) in [
+            (admin.as_str(), true),
+            ("[::1]:7416", true),
+            ("localhost", true),
+            ("ackwheel-a:7416", true),
+            ("ackwheel.im.svc.cluster.local", true),
+            ("ring.example.com:7416", true),
+            ("OTHER.example.", true),
+            ("evil.example:7416", false),
+            ("127.0.0.1.evil.example", false),
+            ("ring.example.com.evil.example", false),
+        ] {
+            let answer = answer_to(&sidecar, &format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n"));
+            let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+            assert_eq!(head.starts_with("HTTP/1.1 421 "), !is_allowed, "{host}{path}: {head}");
+            assert_eq!(body.contains("--admin-host"), !is_allowed, "{host}{path}: {body}");
+            assert!(head.contains("\r\ncache-control: no-store"), "{host}{path}: {head}");
+            assert!(head.contains("\r\nx-content-type-options: nosniff"), "{host}{path}: {head}");
+        }
+    }
+    let without = answer_to(&sidecar, "GET /livez HTTP/1.1\r\n\r\n");
+    assert!(without.starts_with("HTTP/1.1 400 "), "{without}");
+    let probe = answer_to(&sidecar, "GET /livez HTTP/1.0\r\n\r\n");
+    assert!(probe.starts_with("HTTP/1.0 200 ") && probe.ends_with("\r\n\r\nalive\n"), "{probe}");
+    let wrong = Run::of(&mut serve(&["--admin-host", "http://ring.example.com"]));
+    assert!(wrong.error(64).contains("--admin-host"), "{wrong:?}");
 }
 
 #[test]

@@ -18,7 +18,10 @@ fn the_first_session_goes_as_promised() {
     let sidecar = Sidecar::start(&["--tick", "200ms"]);
     let watch = Watch::start(&sidecar, &["--group", "default"]);
     let before = Instant::now();
-    assert_eq!(sidecar.run(&["add", "101", "102", "103"]).output(), "101 added\n102 added\n103 added\n");
+    assert_eq!(
+        sidecar.run(&["add", "101", "102", "103"]).output(),
+        "101 added, times out in 3s\n102 added, times out in 3s\n103 added, times out in 3s\n"
+    );
     let after = Instant::now();
     assert_eq!(sidecar.run(&["del", "102"]).output(), "102 acked\n");
     assert_eq!(sidecar.run(&["del", "102"]).output(), "102 unknown\n");
@@ -75,16 +78,16 @@ fn is_forgotten_a_revolution_after(sidecar: &Sidecar, id: u64, timed_out: Instan
 fn adding_again_re_arms_and_brings_one_timeout() {
     let sidecar = Sidecar::start(&["--tick", "200ms"]);
     let watch = Watch::start(&sidecar, &["--group", "default"]);
-    assert_eq!(sidecar.run(&["add", "7"]).output(), "7 added\n");
+    assert_eq!(sidecar.run(&["add", "7"]).output(), "7 added, times out in 3s\n");
     sleep_until(Instant::now() + Duration::from_secs(1));
     let again = Instant::now();
-    assert_eq!(sidecar.run(&["add", "--attempt", "2", "7"]).output(), "7 rearmed\n");
+    assert_eq!(sidecar.run(&["add", "--attempt", "2", "7"]).output(), "7 rearmed, times out in 3s\n");
     let batch = watch.next();
     assert!(batch.arrived - again >= REVOLUTION, "early: {:?}", batch.arrived - again);
     assert_eq!((batch.plain_ids(), batch.attempts, batch.added, batch.acked), (vec![7], vec![2], 1, 0));
 
     // The next batch has another message: the first deadline of 7 brought nothing.
-    assert_eq!(sidecar.run(&["add", "--ack-timeout-ticks", "1", "8"]).output(), "8 added\n");
+    assert_eq!(sidecar.run(&["add", "--ack-timeout-ticks", "1", "8"]).output(), "8 added, times out in 200ms\n");
     assert_eq!(watch.next().plain_ids(), [8]);
     assert_eq!(sidecar.metrics().count("messages_timed_out_total"), 2);
 }
@@ -96,7 +99,7 @@ fn one_id_pushed_to_two_clients_is_two_messages() {
     let greatest = "18446744073709551615:18446744073709551615";
     assert_eq!(
         sidecar.run(&["add", "9:1", "9:2", greatest]).output(),
-        format!("9:1 added\n9:2 added\n{greatest} added\n")
+        format!("9:1 added, times out in 1s\n9:2 added, times out in 1s\n{greatest} added, times out in 1s\n")
     );
     assert_eq!(sidecar.run(&["del", "9:1", "9"]).output(), "9:1 acked\n9 unknown\n");
     let batch = watch.next();
@@ -108,7 +111,7 @@ fn one_id_pushed_to_two_clients_is_two_messages() {
 fn a_withdrawn_message_counts_neither_as_acked_nor_as_timed_out() {
     let sidecar = Sidecar::start(&["--tick", "100ms", "--slots", "10"]);
     let watch = Watch::start(&sidecar, &["--group", "default"]);
-    assert_eq!(sidecar.run(&["add", "5", "6"]).output(), "5 added\n6 added\n");
+    assert_eq!(sidecar.run(&["add", "5", "6"]).output(), "5 added, times out in 1s\n6 added, times out in 1s\n");
     assert_eq!(sidecar.run(&["del", "--withdraw", "5", "4"]).output(), "5 withdrawn\n4 unknown\n");
     let batch = watch.next();
     assert_eq!((batch.plain_ids(), batch.added, batch.acked), (vec![6], 1, 0));
@@ -126,7 +129,10 @@ fn an_ack_timeout_of_its_own_is_kept_to_the_tick() {
         let before = Instant::now();
         let flag = format!("{ticks}");
         let run = sidecar.run(&["add", "--ack-timeout-ticks", &flag, &flag]);
-        assert_eq!(run.output(), format!("{ticks} added\n"));
+        assert_eq!(
+            run.output(),
+            format!("{ticks} added, times out in {}\n", humantime::format_duration(TICK / 2 * ticks))
+        );
         expected.push((u64::from(ticks), before + Duration::from_millis(100) * ticks));
     }
     while !expected.is_empty() {
@@ -144,28 +150,53 @@ fn an_ack_timeout_of_its_own_is_kept_to_the_tick() {
 }
 
 #[test]
-fn a_watch_ends_after_as_many_batches_as_asked_and_has_acknowledged_them() {
+fn a_consumer_ends_after_as_many_batches_as_asked_and_has_acknowledged_them() {
     let sidecar = Sidecar::start(&["--tick", "100ms", "--slots", "10"]);
     for (ticks, id) in [("1", "1"), ("4", "2"), ("8", "3")] {
         sidecar.run(&["add", "--ack-timeout-ticks", ticks, id]).output();
     }
-    let run = sidecar.run(&["watch", "--group", "default", "--count", "2"]);
-    let lines: Vec<&str> = run.output().lines().collect();
+    let run = sidecar.run(&["consume", "--group", "default", "--count", "2"]);
+    let lines: Vec<&str> = run.printed().lines().collect();
     assert_eq!(lines.len(), 2, "{run:?}");
     for (line, id) in lines.iter().zip(["1", "2"]) {
         let words: Vec<&str> = line.split(' ').collect();
-        assert!(words[1].parse::<u64>().is_ok(), "{line}");
-        assert_eq!((words[0], &words[2..]), ("tick", &["1/1", "timed", "out:", id][..]), "{line}");
+        assert!(words[1].trim_end_matches(':').parse::<u64>().is_ok(), "{line}");
+        assert_eq!((words[0], &words[2..]), ("tick", &["1", "of", "1", "timeouts:", id][..]), "{line}");
     }
     wait_until("the third batch is alone", || {
         sidecar.group("default").is_some_and(|group| (group.outbox_batches, group.unacked_batches) == (1, 0))
     });
 
-    let run = sidecar.run(&["watch", "--group", "default", "--count", "1", "--no-ack", "--json"]);
-    let line: Value = serde_json::from_str(run.output()).expect("a line of JSON");
+    let run = sidecar.run(&["consume", "--group", "default", "--count", "1", "--no-ack", "--json"]);
+    let line: Value = serde_json::from_str(run.printed()).expect("a line of JSON");
     assert_eq!((&line["ids"], &line["delivery"]), (&serde_json::json!(["3"]), &Value::from(1)));
-    let run = sidecar.run(&["watch", "--group", "default", "--count", "1"]);
-    assert_names(run.output(), &[" 1/1 timed out delivery 2: 3\n"]);
+    let run = sidecar.run(&["consume", "--group", "default", "--count", "1"]);
+    assert_names(run.printed(), &[": 1 of 1 timeouts, delivery 2: 3\n"]);
+    sidecar.wait_for_settled("default");
+}
+
+#[test]
+fn watch_takes_no_batch_and_consume_says_that_it_takes_them() {
+    let sidecar = Sidecar::start(&["--tick", "100ms", "--slots", "5"]);
+    let address = sidecar.listen.to_string();
+    let mut watch = Process::spawn(&mut sidecar.command(&["watch", "--count", "1"]));
+    let said = lines(watch.stderr());
+    let waiting =
+        format!("ackwheel: connected to {address}, waiting for timeout batches; none is taken from a consumer");
+    assert_eq!(said.recv_timeout(PATIENCE).expect("it says that it waits").1, waiting);
+    sidecar.run(&["add", "--ack-timeout-ticks", "1", "1"]).output();
+    let printed = lines(watch.stdout());
+    assert_names(&printed.recv_timeout(PATIENCE).expect("the watch prints it").1, &[": 1 of 1 timeouts: 1"]);
+    assert_eq!(sidecar.group("default").map(|group| group.outbox_batches), Some(1), "the consumers still get it");
+
+    let kept = sidecar.run(&["consume", "--group", "default", "--count", "1", "--no-ack"]);
+    assert_names(kept.printed(), &[": 1 of 1 timeouts: 1\n"]);
+    let waiting = format!("ackwheel: connected to {address}, waiting for timeout batches of the group default\n");
+    let takes = "ackwheel: this command takes batches from the group default and ";
+    assert_eq!(kept.stderr, format!("{takes}does not acknowledge them: they are delivered again\n{waiting}"));
+    let taken = sidecar.run(&["consume", "--group", "default", "--count", "1"]);
+    assert_names(taken.printed(), &[": 1 of 1 timeouts, delivery 2: 1\n"]);
+    assert_eq!(taken.stderr, format!("{takes}acknowledges each one after printing it\n{waiting}"));
     sidecar.wait_for_settled("default");
 }
 
@@ -248,13 +279,13 @@ fn a_watch_comes_back_when_the_sidecar_does() {
 
     let mut sidecar = Sidecar::start(&flags);
     let watch = Watch::spawn(&address, &["--group", "default"]);
-    assert_eq!(add("1").output(), "1 added\n");
+    assert_eq!(add("1").output(), "1 added, times out in 100ms\n");
     assert_eq!(watch.next().plain_ids(), [1]);
     sidecar.wait_for_settled("default");
     sidecar.terminate();
     assert_names(&watch.remark(), &["no connection, and trying again"]);
     let restarted = Sidecar::start(&flags);
-    assert_eq!(add("2").output(), "2 added\n");
+    assert_eq!(add("2").output(), "2 added, times out in 100ms\n");
     let batch = watch.next();
     assert_eq!((batch.plain_ids(), batch.delivery), (vec![2], 1));
     assert_names(&watch.remark(), &["the connection was lost and made again"]);

@@ -117,7 +117,7 @@ fn a_token_is_asked_for_and_read_again_when_its_file_changes() {
     assert_eq!(sidecar.metrics().refusals("unauthorized"), 3);
 
     let token_flag = ["--token-file", file.to_str().unwrap()];
-    assert_eq!(Run::of(sidecar.command(&["add", "1"]).args(token_flag)).output(), "1 added\n");
+    assert_eq!(Run::of(sidecar.command(&["add", "1"]).args(token_flag)).output(), "1 added, times out in 15s\n");
     assert_names(Run::of(sidecar.command(&["ping"]).args(token_flag)).output(), &["answered in"]);
     for arguments in [&["add", "2"][..], &["ping"]] {
         assert_names(sidecar.run(arguments).error(1), &["token", "unauthorized"]);
@@ -173,7 +173,7 @@ fn a_byte_order_mark_is_no_part_of_a_token_and_utf_16_is_refused() {
     assert_eq!(greet(&sidecar, &frames::hello((1, 1), b"secret")).1.kind, frames::WELCOME);
     assert_eq!(
         Run::of(sidecar.command(&["add", "1"]).args(flags)).output(),
-        "1 added\n",
+        "1 added, times out in 15s\n",
         "a client reads it alike"
     );
     fs::write(&file, b"\xff\xfes\0e\0c\0").unwrap();
@@ -266,7 +266,7 @@ fn one_connection_too_many_is_refused_with_a_reason_and_may_come_later() {
 
     drop(open.pop());
     wait_until("there is room again", || sidecar.metrics().count("connections") == 2);
-    assert_eq!(sidecar.run(&["add", "1"]).output(), "1 added\n");
+    assert_eq!(sidecar.run(&["add", "1"]).output(), "1 added, times out in 15s\n");
 }
 
 #[test]
@@ -278,7 +278,7 @@ fn the_unix_socket_speaks_the_same_and_goes_with_the_sidecar() {
     let mut connection = Raw::unix(&path).greet();
     assert_eq!(connection.ask(&frames::add(&[1], 0, 1)).added().1, [false]);
     assert_eq!(sidecar.connect().ask(&frames::del(&[1])).outcomes(), [frames::ACKED], "it is the same wheel");
-    assert_eq!(over(&path, &["add", "2"]).output(), "2 added\n");
+    assert_eq!(over(&path, &["add", "2"]).output(), "2 added, times out in 15s\n");
     drop(connection);
     sidecar.terminate();
     assert!(!path.exists(), "the socket is removed");
@@ -288,7 +288,7 @@ fn the_unix_socket_speaks_the_same_and_goes_with_the_sidecar() {
     killed.kill();
     assert!(path.exists(), "a killed sidecar leaves its socket behind");
     let _sidecar = Sidecar::start(&flags);
-    assert_eq!(over(&path, &["add", "4"]).output(), "4 added\n", "and the next one replaces it");
+    assert_eq!(over(&path, &["add", "4"]).output(), "4 added, times out in 15s\n", "and the next one replaces it");
     let occupied = Run::of(program(&["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]).args(flags));
     assert_names(occupied.error(1), &[path.to_str().unwrap(), "--socket"]);
     assert_eq!(over(&path, &["del", "4"]).output(), "4 acked\n", "but not that of one that serves");
@@ -302,7 +302,7 @@ fn a_socket_that_another_process_has_put_in_its_place_is_left() {
     let mut first = Sidecar::start(&flags);
     fs::remove_file(&path).unwrap();
     let mut second = Sidecar::start(&flags);
-    assert_eq!(over(&path, &["add", "1"]).output(), "1 added\n");
+    assert_eq!(over(&path, &["add", "1"]).output(), "1 added, times out in 15s\n");
     first.terminate();
     assert!(first.log().text().contains("the file stays"), "{}", first.log().text());
     assert_eq!(over(&path, &["del", "1"]).output(), "1 acked\n", "the second still serves there");
@@ -335,7 +335,7 @@ fn a_request_that_arrives_within_the_grace_is_answered() {
     assert_eq!(connection.receive().expect("a GoAway").kind, GO_AWAY);
     let outcomes = connection.ask(&frames::del(&[1])).outcomes().to_vec();
     assert!([[frames::ACKED], [frames::LATE]].contains(&[outcomes[0]]), "before the drain's decision or after it");
-    assert!(sidecar.exit().success());
+    sidecar.end_of_drain();
 }
 
 #[test]

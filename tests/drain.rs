@@ -90,7 +90,7 @@ fn requests_pipelined_before_the_signal_are_answered() {
             answer.assert_error(65, frames::RETRYABLE);
         }
     }
-    assert_eq!(sidecar.exit().code(), Some(0));
+    sidecar.end_of_drain();
 }
 
 #[test]
@@ -103,6 +103,8 @@ fn batches_that_no_subscriber_took_are_named_in_the_log() {
     assert!(took < Duration::from_secs(4), "nobody to wait for, and yet it took {took:?}");
     let line = sidecar.log().line("did not acknowledge its last batches").expect("a person is told");
     assert_names(&line, &["ERROR", "default", "--state"]);
+    let lost = "ackwheel: the drain lost 0 messages that were not delivered, and 1 batches with 3 messages";
+    assert_names(&sidecar.log().whole(), &[lost]);
 }
 
 #[test]
@@ -114,6 +116,10 @@ fn a_subscriber_that_does_not_acknowledge_holds_the_end_up_only_so_long() {
     assert!(took >= Duration::from_secs(1), "it waited for {took:?} only");
     assert!(took < Duration::from_secs(4), "it took {took:?}");
     assert!(subscriber.batch().drained);
+    assert_names(
+        &sidecar.log().whole(),
+        &["the drain lost 0 messages that were not delivered, and 1 batches with 1 messages"],
+    );
 }
 
 #[test]

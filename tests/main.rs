@@ -48,6 +48,7 @@ mod man_pages;
 mod manual;
 mod metrics;
 mod model;
+mod namespace;
 mod page;
 mod panics;
 mod partitions;

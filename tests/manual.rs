@@ -192,7 +192,11 @@ fn flags_of_verbs() -> BTreeMap<String, BTreeSet<String>> {
     let verbs = list.lines().filter_map(|line| line.strip_prefix("  ")?.split(' ').next());
     let flags = |help: &str| flags_in(help).map(str::to_owned).collect();
     let of_verb = |verb: &str| {
-        let more = if verb == "group" { help_of(&["group", "delete"]) } else { String::new() };
+        let more = match verb {
+            "group" => help_of(&["group", "delete"]) + &help_of(&["group", "list"]),
+            "namespace" => help_of(&["namespace", "delete"]),
+            _ => String::new(),
+        };
         (verb.to_owned(), flags(&(help_of(&[verb]) + &more)))
     };
     let mut all: BTreeMap<_, _> = verbs.filter(|verb| !verb.is_empty() && *verb != "help").map(of_verb).collect();

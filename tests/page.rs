@@ -74,6 +74,19 @@ fn grouped(number: u64) -> String {
     groups.iter().map(|group| str::from_utf8(group).unwrap()).collect::<Vec<_>>().join(",")
 }
 
+#[test]
+fn a_page_of_a_stranger_whose_name_points_here_reads_nothing() {
+    let rules = "--host-resolver-rules=MAP evil.example 127.0.0.1";
+    let Some(mut browser) = Browser::start_with(&[rules]) else { return };
+    let sidecar = Sidecar::start(&[]);
+    for (host, status, word) in [("evil.example", 421, "--admin-host"), ("localhost", 200, "in_flight")] {
+        browser.open(&format!("http://{host}:{}/nowhere", sidecar.admin.port()), DESKTOP);
+        let read = browser.value("fetch('/status').then(async (answer) => [answer.status, await answer.text()])");
+        assert_eq!(read[0], status, "{host}: {read}");
+        assert!(read[1].as_str().unwrap().contains(word), "{host}: {read}");
+    }
+}
+
 fn page_of(sidecar: &Sidecar) -> String {
     format!("http://{}/", sidecar.admin)
 }

@@ -91,7 +91,7 @@ fn assert_announced(manager: &Manager) {
     sidecar.connect().ask(&frames::add(&[1], 0, 1)).added();
     sidecar.signal(Signal::TERM);
     assert_eq!(manager.message(), "STOPPING=1\nSTATUS=draining: new messages are refused");
-    assert_eq!(sidecar.exit().code(), Some(0));
+    sidecar.end_of_drain();
     assert_eq!(manager.message_within(Duration::from_millis(1)), None, "nobody asked for signs of life");
 }
 

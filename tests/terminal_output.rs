@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 use std::io::{Read, Write};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 
 use serde_json::{Value, json};
 
@@ -126,6 +126,66 @@ fn a_refusal_commands_no_terminal() {
     assert_names(run.error(1), &["answers 503 Service Unavailable: no store\n?[2J?2Jand??more\n"]);
 }
 
+/// A server that lies: its Welcome has this name, and it refuses every request but Ping with this text.
+fn lying(name: &'static str, text: &'static str) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let welcome = move || {
+        let mut body = vec![1, 0, 0, 15];
+        body.extend([1_000_u32, 1_048_576, 32_768, 1_048_576, 5_000].map(u32::to_be_bytes).concat());
+        for text in ["memory", name] {
+            body.push(u8::try_from(text.len()).unwrap());
+            body.extend(text.as_bytes());
+        }
+        frames::Request::new(frames::WELCOME, 0, body)
+    };
+    std::thread::spawn(move || {
+        let serve = move |mut stream: TcpStream| {
+            let (mut read, mut part) = (Vec::new(), [0; 4_096]);
+            while let Ok(length @ 1..) = stream.read(&mut part) {
+                read.extend(&part[..length]);
+                while let Some(frame) = frames::Frame::take(&mut read) {
+                    let answer = match frame.kind {
+                        frames::HELLO => welcome(),
+                        frames::PING => frames::Request::new(frames::PONG, 0, frame.body),
+                        _ => frames::Request { status: 40, ..frames::Request::new(frames::ERROR, 0, text.into()) },
+                    };
+                    let _ = stream.write_all(&answer.bytes(frame.correlation));
+                }
+            }
+        };
+        for stream in listener.incoming().map(Result::unwrap) {
+            std::thread::spawn(move || serve(stream));
+        }
+    });
+    address
+}
+
+#[test]
+fn a_server_that_lies_commands_no_terminal_and_adds_no_line() {
+    const HOSTILE: &str = "x\u{1b}[2J\nackwheel: all is well\r\u{9b}31m\u{202e}y";
+    const SHOWN: &str = "x?[2J?ackwheel: all is well??31m?y";
+    let address = lying(HOSTILE, HOSTILE);
+    let run = |words: &[&str]| Run::of(program(words).args(["--addr", &address]));
+    let ping = run(&["ping"]);
+    assert_names(ping.output(), &[SHOWN]);
+    assert_eq!(ping.stdout.lines().count(), 1, "{ping:?}");
+    for words in [
+        &["add", "1"][..],
+        &["del", "1"],
+        &["watch"],
+        &["group", "delete", "a"],
+        &["consume", "--group", "a"],
+        &["bench", "--seconds", "1"],
+    ] {
+        let refused = run(words);
+        assert_names(refused.error(1), &[SHOWN]);
+        assert!(!refused.stderr.trim_end().replace('\n', "").contains(char::is_control), "{refused:?}");
+        assert!(refused.stderr.lines().all(|line| line.starts_with("ackwheel: ")), "{refused:?}");
+        assert!(!refused.stderr.contains("\nackwheel: all"), "{refused:?}");
+    }
+}
+
 #[test]
 fn a_ring_of_3600_slots_and_a_long_group_are_drawn_as_they_are() {
     let sidecar = Sidecar::start(&["--slots", "3600"]);
@@ -184,11 +244,11 @@ fn a_line_of_watch_fits_80_columns_whatever_timed_out() {
     let mut text = String::new();
     let mut seen = 0;
     while seen < expected {
-        let run = sidecar.run(&["watch", "--group", "default", "--count", "1"]);
-        let line = run.output();
+        let run = sidecar.run(&["consume", "--group", "default", "--count", "1"]);
+        let line = run.printed();
         assert_plain(line);
-        let (head, _) = line.split_once(" timed out").unwrap_or_else(|| panic!("{line}"));
-        let here = head.rsplit(' ').next().unwrap().split('/').next().unwrap();
+        let (head, _) = line.split_once(" timeouts").unwrap_or_else(|| panic!("{line}"));
+        let here = head.rsplit(' ').nth(2).unwrap();
         seen += here.parse::<u64>().unwrap_or_else(|error| panic!("{error}: {line}"));
         let _ = write!(text, "{line}");
     }

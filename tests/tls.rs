@@ -40,7 +40,7 @@ fn messages_and_batches_travel_encrypted_to_whom_the_client_trusts() {
 
     let trusted = ["--tls-ca", trusted.to_str().unwrap()];
     let watch = Watch::start(&sidecar, &["--group", "default", trusted[0], trusted[1]]);
-    assert_eq!(add(&sidecar, &trusted).output(), "101 added\n");
+    assert_eq!(add(&sidecar, &trusted).output(), "101 added, times out in 750ms\n");
     assert_eq!(watch.next().plain_ids(), [101]);
 
     assert_names(sidecar.run(&["ping", trusted[0], trusted[1]]).output(), &["answered in"]);
@@ -65,7 +65,7 @@ fn a_certificate_that_vouches_for_itself_is_trusted_if_it_is_none_of_an_authorit
         fs::write(&files.key, key.serialize_pem()).unwrap();
         let added = add(&serve(&files), &["--tls-ca", files.certificate.to_str().unwrap()]);
         match error {
-            None => assert_eq!(added.output(), "101 added\n"),
+            None => assert_eq!(added.output(), "101 added, times out in 750ms\n"),
             Some(words) => assert_names(added.error(1), &["certificate", words]),
         }
     }
@@ -104,15 +104,15 @@ fn a_renewed_certificate_is_used_without_a_restart_and_a_broken_one_is_not() {
     let (first_trust, second_trust) = (trust(&first_pem), trust(&second_pem));
     let (first_trust, second_trust) = (first_trust.each_ref(), second_trust.each_ref());
     let sidecar = Sidecar::start(&files.flags());
-    assert_eq!(add(&sidecar, &first_trust.map(String::as_str)).output(), "101 added\n");
+    assert_eq!(add(&sidecar, &first_trust.map(String::as_str)).output(), "101 added, times out in 15s\n");
 
     second.certify(&files, 10);
     assert!(sidecar.log().line("the certificate has changed and was read again").is_some());
-    assert_eq!(add(&sidecar, &second_trust.map(String::as_str)).output(), "101 rearmed\n");
+    assert_eq!(add(&sidecar, &second_trust.map(String::as_str)).output(), "101 rearmed, times out in 15s\n");
     add(&sidecar, &first_trust.map(String::as_str)).error(1);
 
     fs::write(&files.certificate, "no certificate").unwrap();
-    assert_eq!(add(&sidecar, &second_trust.map(String::as_str)).output(), "101 rearmed\n");
+    assert_eq!(add(&sidecar, &second_trust.map(String::as_str)).output(), "101 rearmed, times out in 15s\n");
     assert!(sidecar.log().line("the old certificate stays").is_some());
 }
 
@@ -214,7 +214,10 @@ fn a_probe_of_the_port_is_no_failed_handshake_and_bytes_that_begin_none_are() {
     }
     wait_until("both are counted", || failed() == 2);
     assert!(sidecar.log().line("a client made no TLS handshake").is_some());
-    assert_eq!(add(&sidecar, &["--tls-ca", trusted.to_str().unwrap()]).output(), "101 added\n");
+    assert_eq!(
+        add(&sidecar, &["--tls-ca", trusted.to_str().unwrap()]).output(),
+        "101 added, times out in 750ms\n"
+    );
 }
 
 #[test]

@@ -19,7 +19,11 @@ fn a_wrong_command_line_ends_with_64_and_names_the_word() {
         (&["add", "--ack-timeout-ticks", "0", "1"], &["'0'", "--ack-timeout-ticks", "1"]),
         (&["add", "--attempt", "256", "1"], &["256", "--attempt"]),
         (&["del", "--with-draw", "1"], &["--with-draw", "--withdraw"]),
-        (&["watch", "--group", "a b"], &["a b", "--group"]),
+        (&["consume", "--group", "a b"], &["a b", "--group"]),
+        (&["consume"], &["--group <NAME>"]),
+        (&["watch", "--group", "default"], &["'--group'", "watch looks on", "consume --group NAME takes"]),
+        (&["watch", "--group=default", "--json"], &["--group", "watch looks on", "consume --group NAME takes"]),
+        (&["watch", "--no-ack"], &["'--no-ack'", "watch looks on", "consume --group NAME takes"]),
         (&["watch", "--count", "0"], &["'0'", "--count"]),
         (&["group", "delete"], &["NAME"]),
         (&["add", "1", "--timeout", "soon"], &["soon", "--timeout"]),
@@ -31,6 +35,7 @@ fn a_wrong_command_line_ends_with_64_and_names_the_word() {
         (&["status", "--timeout", "500000000000years"], &["500000000000years", "--timeout", "a year"]),
         (&["status", "--admin", "http://127.0.0.1:7416"], &["http://127.0.0.1:7416", "--admin", "HOST:PORT"]),
         (&["status", "--addr", "127.0.0.1:7415"], &["'--addr'", "--admin HOST:PORT"]),
+        (&["group", "list", "--addr", "127.0.0.1:7415"], &["'--addr'", "--admin HOST:PORT"]),
         (&["watch", "--admin", "127.0.0.1:7416"], &["'--admin'", "--addr HOST:PORT"]),
         (&["serve", "--addr", "127.0.0.1:7415"], &["'--addr'", "--listen"]),
         (&["bench", "--admin", "7416"], &["7416", "--admin", "HOST:PORT"]),
@@ -48,7 +53,7 @@ fn a_wrong_command_line_ends_with_64_and_names_the_word() {
 fn help_and_version_are_no_errors_and_help_teaches() {
     let help = Run::of(&mut program(&["--help"]));
     assert_names(help.output(), &["ackwheel serve", "ackwheel watch", "ackwheel add", "Exit codes: 0, 1", "64"]);
-    for verb in ["serve", "add", "del", "watch", "ping", "status", "group", "bench"] {
+    for verb in ["serve", "add", "del", "watch", "consume", "ping", "status", "group", "bench"] {
         assert_names(&help.stdout, &[verb]);
         assert_names(Run::of(&mut program(&[verb, "--help"])).output(), &["Usage: ackwheel", verb]);
     }
@@ -61,7 +66,14 @@ fn without_a_sidecar_each_verb_fails_with_1_and_names_the_address() {
     let free = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = free.local_addr().unwrap().to_string();
     drop(free);
-    for arguments in [&["add", "1"][..], &["del", "1"], &["watch"], &["ping"], &["group", "delete", "audit"]] {
+    for arguments in [
+        &["add", "1"][..],
+        &["del", "1"],
+        &["watch"],
+        &["consume", "--group", "a"],
+        &["ping"],
+        &["group", "delete", "audit"],
+    ] {
         let run = Run::of(program(arguments).args(["--addr", &address]));
         assert_names(run.error(1), &[&address, "is ackwheel serving there?"]);
     }
@@ -119,6 +131,14 @@ fn a_group_is_deleted_when_nobody_uses_it_and_never_the_default_one() {
     watch.kill();
     wait_until("the subscriber is gone", || sidecar.subscribers() == 0);
     assert!(sidecar.group("audit").is_some(), "a named group stays without subscribers");
+    let listed = sidecar.run(&["group", "list"]);
+    let first = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let rows: Vec<Vec<String>> = listed.output().lines().map(first).collect();
+    assert_eq!(rows[0], ["group", "subscribers", "here", "batches", "unacked", "oldest"]);
+    assert!(
+        rows[1..].contains(&first("audit 0 0 0 -")) && rows[1..].contains(&first("default 0 0 0 -")),
+        "{rows:?}"
+    );
 
     assert_eq!(sidecar.run(&["group", "delete", "audit"]).output(), "audit deleted\n");
     assert!(sidecar.group("audit").is_none());

@@ -3,6 +3,7 @@
 //!
 //! No endpoint changes the state of the sidecar.
 
+mod allowed_hosts;
 mod health;
 mod shared_answer;
 pub mod status;
@@ -16,6 +17,7 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
+use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use hyper::server::conn::http1;
@@ -26,6 +28,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, warn};
 
+pub use self::allowed_hosts::AllowedHosts;
 pub use self::health::Health;
 use self::health::OPENING;
 pub use self::shared_answer::SharedAnswer;
@@ -51,8 +54,8 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 /// none of them would also stop the acknowledgements, which free memory.
 const FULL: &str = "ready, but the store has no memory and takes no new messages: give it memory\n";
 
-/// Serves the endpoints until the task is aborted.
-pub async fn serve(listener: TcpListener, health: Arc<Health>) {
+/// Serves the endpoints until the task is aborted. Answers requests for a host among `hosts` only.
+pub async fn serve(listener: TcpListener, health: Arc<Health>, hosts: AllowedHosts) {
     let routes = Router::new()
         .route("/", get(page))
         .route("/metrics", get(metrics))
@@ -60,7 +63,8 @@ pub async fn serve(listener: TcpListener, health: Arc<Health>) {
         .route("/readyz", get(readyz))
         .route("/status", get(status))
         .fallback(async || (StatusCode::NOT_FOUND, "here are / /metrics /livez /readyz /status\n"))
-        .with_state(health);
+        .with_state(health)
+        .layer(from_fn_with_state(Arc::new(hosts), allowed_hosts::check));
     // The open connections in the order of arrival: the task of each, and whether its request was read.
     let mut open: VecDeque<(AbortOnDropHandle<()>, Arc<AtomicBool>)> = VecDeque::new();
     loop {
@@ -161,14 +165,8 @@ const POLICY: &str = "default-src 'none'; \
     style-src 'sha256-Jw2sqZCH2zjfq7gjQk/TDJ3v/tBDSIgeeFGoS+OhCh4='; \
     img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// Serves the page. Caches must not store the page, because it must match the version of the sidecar.
+/// Serves the page.
 async fn page() -> Response {
-    let headers = [
-        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
-        (header::CACHE_CONTROL, "no-store"),
-        (header::CONTENT_SECURITY_POLICY, POLICY),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        (header::REFERRER_POLICY, "no-referrer"),
-    ];
+    let headers = [(header::CONTENT_TYPE, "text/html; charset=utf-8"), (header::CONTENT_SECURITY_POLICY, POLICY)];
     (headers, include_str!("page.html")).into_response()
 }

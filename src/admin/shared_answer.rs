@@ -31,7 +31,7 @@ pub(super) struct Answer(pub(super) StatusCode, pub(super) &'static str, pub(sup
 impl IntoResponse for Answer {
     fn into_response(self) -> Response {
         let Answer(status, media_type, text) = self;
-        (status, [(header::CONTENT_TYPE, media_type), (header::CACHE_CONTROL, "no-store")], text).into_response()
+        (status, [(header::CONTENT_TYPE, media_type)], text).into_response()
     }
 }
 

@@ -35,7 +35,8 @@ impl Sidecar {
     ///
     /// # Errors
     ///
-    /// If the store could not save its state. All other steps of the drain are done even then.
+    /// If messages in flight or batches are lost, or if the store could not save its state. All other steps of the drain
+    /// are done even then.
     pub async fn drain(self) -> Result<(), Refusal> {
         let Sidecar { health, shared, server, mut tickers, mut tasks, drain_timeout, _threads, .. } = self;
         let begun = shared.clock.now();

@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::Failure;
 use super::connect::{Connect, DEFAULT_ADDRESS, DEFAULT_ADMIN, admin};
-use super::text::whole;
+use super::text::{escaped, whole};
 use crate::bench::{self, BenchError, BenchOptions, Latency, Op, Progress, Report};
 
 /// The number of steps of the progress bar.
@@ -62,11 +62,11 @@ impl Bench {
         bar.finish_and_clear();
         let report = report.map_err(|error| match error {
             BenchError::Options(text) => Failure::Usage(text),
-            error => Failure::run(error),
+            error => Failure::Run(escaped(&error.to_string())),
         })?;
         if let Some(problem) = &report.server_problem {
             // If stderr is closed, only this message is lost.
-            let _ = writeln!(stderr(), "ackwheel: no figures of the server: {problem}");
+            let _ = writeln!(stderr(), "ackwheel: no figures of the server: {}", escaped(problem));
         }
         let mut out = stdout().lock();
         if self.json {
@@ -78,7 +78,7 @@ impl Bench {
         out.flush()?;
         match report.errors {
             0 => Ok(()),
-            count => Err(Failure::Run(format!("{count} errors, as: {}", report.error_texts.join("; ")))),
+            count => Err(Failure::Run(format!("{count} errors, as: {}", escaped(&report.error_texts.join("; "))))),
         }
     }
 }

@@ -3,6 +3,7 @@
 mod bench;
 mod connect;
 mod generate;
+mod namespace;
 mod requests;
 mod serve;
 mod setting_sources;
@@ -53,10 +54,13 @@ enum Verb {
     Add(requests::Add),
     Del(requests::Del),
     Watch(watch::Watch),
+    Consume(watch::Consume),
     Ping(requests::Ping),
     Status(status::Status),
     #[command(subcommand)]
     Group(requests::Group),
+    #[command(subcommand)]
+    Namespace(namespace::Namespace),
     Bench(Box<bench::Bench>),
     Completions(generate::Completions),
     Man(generate::Manual),
@@ -88,8 +92,9 @@ impl Failure {
 }
 
 impl From<ClientError> for Failure {
+    /// The error may quote a server, so its text is escaped.
     fn from(error: ClientError) -> Failure {
-        Failure::run(error)
+        Failure::Run(text::escaped(&error.to_string()))
     }
 }
 
@@ -107,7 +112,7 @@ impl From<std::io::Error> for Failure {
 /// The exit code is 0 after help or the version, and 64 after a wrong command line.
 pub fn parse() -> Result<Cli, ExitCode> {
     Cli::try_parse().map_err(|mut error| {
-        name_address(&mut error);
+        name_right_flag(&mut error);
         // `print` writes help to stdout and errors to stderr. A failure to print cannot be reported anywhere, so it is
         // ignored.
         let _ = error.print();
@@ -119,16 +124,18 @@ pub fn parse() -> Result<Cli, ExitCode> {
     })
 }
 
-/// Adds a tip with the right flag to the error, if the verb does not take the `--addr` or `--admin` of the command
-/// line.
-fn name_address(error: &mut clap::Error) {
+/// Adds a tip with the right flag or verb to the error, if the verb does not take an address or a flag of `consume`.
+fn name_right_flag(error: &mut clap::Error) {
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return };
     let usage = error.get(ContextKind::Usage).map(ToString::to_string).unwrap_or_default();
     let tip = match flag.as_str() {
-        "--addr" if usage.contains("ackwheel status") => {
+        "--addr" if ["ackwheel status", "group list"].iter().any(|verb| usage.contains(verb)) => {
             "the status is asked for at the admin address: --admin HOST:PORT (by default 127.0.0.1:7416)"
         }
         "--addr" if usage.contains("ackwheel serve") => "a sidecar listens where --listen says",
+        "--group" | "--no-ack" | "--credit" if usage.contains("ackwheel watch") => {
+            "watch looks on and takes no batch from any consumer, so it joins no group; consume --group NAME takes batches"
+        }
         "--admin" => "requests and batches go over the address that the sidecar listens at: --addr HOST:PORT",
         _ => return,
     };
@@ -143,9 +150,11 @@ pub fn run(cli: Cli, serve: impl FnOnce(Serve) -> Result<(), Failure>) -> ExitCo
         Verb::Add(add) => block_on(add.run()),
         Verb::Del(del) => block_on(del.run()),
         Verb::Watch(watch) => block_on(watch.run()),
+        Verb::Consume(consume) => block_on(consume.run()),
         Verb::Ping(ping) => block_on(ping.run()),
         Verb::Status(status) => status.run(),
         Verb::Group(group) => block_on(group.run()),
+        Verb::Namespace(namespace) => block_on(namespace.run()),
         Verb::Bench(bench) => bench.run(),
         Verb::Completions(completions) => completions.run(),
         Verb::Man(manual) => manual.run(),
@@ -162,9 +171,11 @@ pub fn run(cli: Cli, serve: impl FnOnce(Serve) -> Result<(), Failure>) -> ExitCo
     exit_code
 }
 
-fn print_failure(text: &str, exit_code: u8) -> ExitCode {
+fn print_failure(failure: &str, exit_code: u8) -> ExitCode {
+    // The text may quote a server. Only lines of this program are broken.
+    let lines: Vec<String> = failure.split('\n').map(text::escaped).collect();
     // If stderr is closed, the exit code still shows the failure.
-    logging::print(&format!("ackwheel: {text}"));
+    logging::print(&format!("ackwheel: {}", lines.join("\n")));
     ExitCode::from(exit_code)
 }
 

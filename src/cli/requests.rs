@@ -1,4 +1,4 @@
-//! The verbs that send one request: `add`, `del`, `ping`, `group delete`.
+//! The verbs that send one request: `add`, `del`, `ping`, `group list`, `group delete`.
 
 use std::io::{BufWriter, Write, stdout};
 use std::time::Duration;
@@ -7,12 +7,16 @@ use clap::{Args, Subcommand};
 
 use super::Failure;
 use super::connect::Connect;
-use super::text::plain;
+use super::status::{AdminAddress, group_table};
+use super::text::escaped;
 use crate::client::AddOptions;
 use crate::core::{AddOutcome, GroupName, Message};
 use crate::protocol::frame::Welcome;
 
 /// Add messages, before they are pushed
+///
+/// Each line has the time after which the message times out, unless it is deleted before. It times out at most one tick
+/// later.
 #[derive(Args, Debug)]
 pub(super) struct Add {
     /// Messages, as ID or ID:CLIENT
@@ -51,9 +55,14 @@ pub(super) struct Ping {
     connect: Connect,
 }
 
-/// Manage groups of subscribers
+/// List and delete groups of subscribers
 #[derive(Debug, Subcommand)]
 pub(super) enum Group {
+    /// List the groups, with their subscribers at this sidecar, their batches that wait, and the age of the oldest
+    List {
+        #[command(flatten)]
+        admin: AdminAddress,
+    },
     /// Delete a group without subscribers, and the batches that it has not acknowledged
     Delete {
         /// The name of the group
@@ -66,13 +75,17 @@ pub(super) enum Group {
 impl Add {
     pub(super) async fn run(self) -> Result<(), Failure> {
         let options = AddOptions { ack_timeout_ticks: self.ack_timeout_ticks, attempt: self.attempt };
-        let answer = self.connect.client().await?.add_new_msg(&self.messages, options).await?;
+        let client = self.connect.client().await?;
+        let answer = client.add_new_msg(&self.messages, options).await?;
+        let Welcome { slots, tick_ms, .. } = client.welcome();
+        let ticks = self.ack_timeout_ticks.unwrap_or(slots);
+        let time = humantime::format_duration(Duration::from_millis(u64::from(tick_ms)) * ticks.into());
         print_lines(self.messages.iter().zip(answer.outcomes).map(|(message, outcome)| {
             let word = match outcome {
                 AddOutcome::Added => "added",
                 AddOutcome::Rearmed => "rearmed",
             };
-            format!("{message} {word}")
+            format!("{message} {word}, times out in {time}")
         }))
     }
 }
@@ -103,9 +116,7 @@ impl Ping {
         let took = client.ping(b"ackwheel ping").await?;
         let Welcome { server_name, store, slots, tick_ms, .. } = client.welcome();
         let tick = humantime::format_duration(Duration::from_millis(u64::from(tick_ms)));
-        // The server may not be trustworthy. Replace control characters in its texts, because they could control the
-        // terminal.
-        let [server_name, store] = [server_name, store].map(|word| word.chars().map(plain).collect::<String>());
+        let [server_name, store] = [server_name, store].map(|word| escaped(&word));
         let (address, ms) = (&self.connect.addr, took.as_secs_f64() * 1_000.0);
         Ok(writeln!(
             stdout(),
@@ -116,8 +127,15 @@ impl Ping {
 
 impl Group {
     pub(super) async fn run(self) -> Result<(), Failure> {
-        let Group::Delete { name, connect } = self;
-        connect.client().await?.group_delete(name.as_str()).await?;
-        Ok(writeln!(stdout(), "{name} deleted")?)
+        match self {
+            Group::List { admin } => {
+                let (report, _) = admin.report()?;
+                Ok(write!(stdout(), "{}", group_table(&report.groups))?)
+            }
+            Group::Delete { name, connect } => {
+                connect.client().await?.group_delete(name.as_str()).await?;
+                Ok(writeln!(stdout(), "{name} deleted")?)
+            }
+        }
     }
 }

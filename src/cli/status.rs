@@ -11,7 +11,7 @@ use ureq::http::StatusCode;
 
 use super::Failure;
 use super::connect::{DEFAULT_ADMIN, admin, patience};
-use super::text::{COLUMNS, fitted, padded, plain, span, span_of_seconds, whole};
+use super::text::{COLUMNS, escaped, fitted, padded, plain, span, span_of_seconds, whole};
 use crate::admin::status::{GroupReport, StatusReport};
 use crate::bench;
 use crate::core::{RingStatus, Tick, TickReport};
@@ -55,22 +55,30 @@ const MAX_WORDS: usize = 1_000;
 /// marks a problem.
 #[derive(Args, Debug)]
 pub(super) struct Status {
-    /// The sidecar's admin address
-    #[arg(long, env = "ACKWHEEL_ADMIN", default_value = DEFAULT_ADMIN, value_name = "HOST:PORT", value_parser = admin)]
-    admin: String,
+    #[command(flatten)]
+    admin: AdminAddress,
     /// Print JSON, as GET /status does
     #[arg(long)]
     json: bool,
     /// The ring to draw slot by slot, if there are several [default: none]
     #[arg(long, value_name = "N", conflicts_with = "json")]
     ring: Option<u16>,
+}
+
+/// The flags of all verbs that ask the admin address of a sidecar.
+#[derive(Args, Debug)]
+pub(super) struct AdminAddress {
+    /// The sidecar's admin address
+    #[arg(long, env = "ACKWHEEL_ADMIN", default_value = DEFAULT_ADMIN, value_name = "HOST:PORT", value_parser = admin)]
+    admin: String,
     /// How long to wait for the answer
     #[arg(long, default_value = "5s", value_name = "DURATION", value_parser = patience)]
     timeout: Duration,
 }
 
-impl Status {
-    pub(super) fn run(self) -> Result<(), Failure> {
+impl AdminAddress {
+    /// Asks for the status. Returns the report, and the text that the sidecar has sent.
+    pub(super) fn report(&self) -> Result<(StatusReport, String), Failure> {
         let url = format!("http://{}/status", self.admin);
         let (code, text) = bench::get(&url, self.timeout).map_err(Failure::Run)?;
         if code != StatusCode::OK {
@@ -78,8 +86,15 @@ impl Status {
             let words: String = words.map(|one| if one == '\n' { one } else { plain(one) }).collect();
             return Err(Failure::Run(format!("{url} answers {code}: {words}")));
         }
-        let report: StatusReport = serde_json::from_str(&text)
-            .map_err(|error| Failure::Run(format!("{url} is no status of ackwheel: {error}")))?;
+        let report = serde_json::from_str(&text)
+            .map_err(|error| Failure::Run(escaped(&format!("{url} is no status of ackwheel: {error}"))))?;
+        Ok((report, text))
+    }
+}
+
+impl Status {
+    pub(super) fn run(self) -> Result<(), Failure> {
+        let (report, text) = self.admin.report()?;
         let shown = if self.json { text } else { draw(&report, self.ring)? };
         let mut out = stdout().lock();
         write!(out, "{shown}")?;
@@ -107,6 +122,7 @@ fn draw_status(text: &mut String, report: &StatusReport, rings: &[&RingStatus]) 
         [ring] => draw_ring(text, ring, report.tick_ms)?,
         rings => draw_rings(text, rings, report.tick_ms)?,
     }
+    text.push('\n');
     draw_groups(text, &report.groups)
 }
 
@@ -245,8 +261,14 @@ fn draw_rings(text: &mut String, rings: &[&RingStatus], tick_ms: u32) -> fmt::Re
     writeln!(text, "{in_flight} in flight; slot by slot: ackwheel status --ring N")
 }
 
+/// Draws the groups, with the batches that wait for their subscribers.
+pub(super) fn group_table(groups: &[GroupReport]) -> String {
+    let mut text = String::new();
+    draw_groups(&mut text, groups).expect("a string takes every text");
+    text
+}
+
 fn draw_groups(text: &mut String, groups: &[GroupReport]) -> fmt::Result {
-    text.push('\n');
     group_row(text, ' ', "group", ["subscribers here", "batches", "unacked", "oldest"].map(String::from))?;
     for group in groups {
         let mut name = fitted(&group.group, COLUMNS - 2);

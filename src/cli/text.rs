@@ -34,15 +34,20 @@ pub(super) fn span_of_seconds(seconds: f64) -> String {
     Duration::try_from_secs_f64(seconds).map_or_else(|_| String::from("?"), span)
 }
 
-/// Returns the character, or a question mark instead of a control character.
+/// Returns the character, or a question mark instead of one that controls a terminal or the direction of the text.
 pub(super) fn plain(character: char) -> char {
-    if character.is_control() { '?' } else { character }
+    let turns_text = matches!(character, '\u{61c}' | '\u{200e}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    if character.is_control() || turns_text { '?' } else { character }
+}
+
+/// Makes a text that may contain words of a server fit for a terminal: it stays on one line and controls nothing.
+pub(super) fn escaped(text: &str) -> String {
+    text.chars().map(plain).collect()
 }
 
 /// Cuts a name to at most `columns` columns of the terminal, and replaces control characters with question marks.
 pub(super) fn fitted(name: &str, columns: usize) -> String {
-    let name: String = name.chars().map(plain).collect();
-    truncate_str(&name, columns, "…").into_owned()
+    truncate_str(&escaped(name), columns, "…").into_owned()
 }
 
 /// Formats a name like [`fitted`], and appends spaces up to the full width. The format `{:<}` would count characters,
@@ -92,6 +97,7 @@ mod tests {
             ("node-1", "node-1"),
             ("node-17:80", "node-1…"),
             ("\u{1b}[2Jx", "?[2Jx"),
+            ("a\u{202e}b\nc", "a?b?c"),
             ("節点一", "節点一"),
             ("節点一二三", "節点一…"),
         ] {

@@ -1,8 +1,8 @@
-//! The verb `watch`: prints timeout batches as they arrive, one per line. A timeout batch is a list of messages that
-//! were not acknowledged in time.
+//! The verbs `watch` and `consume`: print timeout batches as they arrive, one per line. A timeout batch is a list of
+//! messages that were not acknowledged in time.
 
 use std::fmt::{self, Write as _};
-use std::io::{IsTerminal, Write, stderr, stdout};
+use std::io::{Write, stderr, stdout};
 use std::time::Duration;
 
 use clap::Args;
@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use super::Failure;
 use super::connect::Connect;
-use super::text::{COLUMNS, span};
+use super::text::{COLUMNS, escaped, span};
 use crate::client::{ClientError, Delivered, SubscribeOptions, Subscription};
 use crate::core::{BatchId, GroupName, TickCounts};
 use crate::protocol::frame::TimeoutBatch;
@@ -23,32 +23,52 @@ const OLD: Duration = Duration::from_secs(10);
 /// How long to wait for a batch before checking whether the connection is lost.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Print timeout batches as they come
+/// Print timeout batches as they come, and take none from any consumer
 ///
-/// Without --group, you get a group of your own, and the logic nodes still receive all batches. With --group, you are a
-/// member of that group and share its batches.
+/// The command has a group of its own while it runs, so the logic nodes still receive all batches. To receive the
+/// batches of a group instead of its other members, use consume.
 ///
-/// A line is at most 80 columns long: the tick (and the ring, unless it is 0), the messages in this batch and those of
-/// its tick that timed out, and the messages, as many as fit. The line also says if the batch is old, redelivered, of a
-/// storm, or drained. After a lost connection, the command reconnects.
+/// A line is at most 80 columns long: the tick (and the ring, unless it is 0), how many of the tick's timeouts are in
+/// this batch, and the messages, as many as fit. The line also says if the batch is old, redelivered, of a storm, or
+/// drained. After a lost connection, the command reconnects.
 #[derive(Args, Debug)]
 pub(super) struct Watch {
-    /// The group to join, as the logic nodes do
+    #[command(flatten)]
+    output: Output,
+}
+
+/// Take timeout batches from a group, print them and acknowledge them
+///
+/// The command joins the group as a logic node does: a batch that it takes does not reach the other members. To look on
+/// without taking a batch, use watch, whose help explains the lines.
+#[derive(Args, Debug)]
+pub(super) struct Consume {
+    /// The group to join
     #[arg(long, value_name = "NAME")]
-    group: Option<GroupName>,
+    group: GroupName,
+    /// Do not acknowledge batches: they are delivered again, here or to another member of the group, and no new batch
+    /// arrives once --credit is used up
+    #[arg(long)]
+    no_ack: bool,
+    /// Maximum number of unacknowledged messages
+    #[arg(long, default_value_t = CREDIT, value_name = "MESSAGES", value_parser = clap::value_parser!(u32).range(1..))]
+    credit: u32,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// The default maximum number of unacknowledged messages.
+const CREDIT: u32 = 16_384;
+
+/// The flags that both verbs have.
+#[derive(Args, Debug)]
+struct Output {
     /// Print one JSON object per batch, with every message
     #[arg(long)]
     json: bool,
     /// End after this many batches
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
-    /// Do not acknowledge batches: they are delivered again, here or to another member of the group, and no new batch
-    /// arrives once --credit is used up
-    #[arg(long)]
-    no_ack: bool,
-    /// Maximum number of unacknowledged messages
-    #[arg(long, default_value_t = 16_384, value_name = "MESSAGES", value_parser = clap::value_parser!(u32).range(1..))]
-    credit: u32,
     #[command(flatten)]
     connect: Connect,
 }
@@ -70,17 +90,39 @@ struct Line {
 
 impl Watch {
     pub(super) async fn run(self) -> Result<(), Failure> {
-        let options = SubscribeOptions {
-            group: self.group.as_ref().map(ToString::to_string),
-            credit: self.credit,
-            ephemeral: self.group.is_none(),
-            ..SubscribeOptions::default()
+        let options = SubscribeOptions { credit: CREDIT, ephemeral: true, ..SubscribeOptions::default() };
+        self.output.print_batches(options, true).await
+    }
+}
+
+impl Consume {
+    pub(super) async fn run(self) -> Result<(), Failure> {
+        let Consume { group, no_ack, credit, output } = self;
+        let settled = if no_ack {
+            "does not acknowledge them: they are delivered again"
+        } else {
+            "acknowledges each one after printing it"
         };
+        remark(format_args!("this command takes batches from the group {group} and {settled}"));
+        let options = SubscribeOptions { group: Some(group.to_string()), credit, ..SubscribeOptions::default() };
+        output.print_batches(options, !no_ack).await
+    }
+}
+
+impl Output {
+    /// Subscribes with `options`, and prints batches until `--count` is reached. Acknowledges each of them if `acks`.
+    async fn print_batches(self, options: SubscribeOptions, acks: bool) -> Result<(), Failure> {
+        let ephemeral = options.ephemeral;
         let mut subscription =
             Subscription::open(self.connect.addr.clone(), options, self.connect.options()?).await?;
-        if stderr().is_terminal() {
-            // At a terminal, this line shows that the command waits. In a pipe, the line is of no use.
-            remark(format_args!("waiting for timeout batches of the group {}", subscription.group()));
+        let address = &self.connect.addr;
+        if ephemeral {
+            remark(format_args!(
+                "connected to {address}, waiting for timeout batches; none is taken from a consumer"
+            ));
+        } else {
+            let group = subscription.group();
+            remark(format_args!("connected to {address}, waiting for timeout batches of the group {group}"));
         }
         let (mut printed, mut reconnects) = (0, 0);
         while self.count.is_none_or(|count| printed < count) {
@@ -88,18 +130,13 @@ impl Watch {
             let delivered = delivered?;
             if subscription.reconnects() > reconnects {
                 reconnects = subscription.reconnects();
-                let missing = if self.group.is_none() {
-                    ", and batches that were delivered during the outage are missing"
-                } else {
-                    ""
-                };
+                let missing =
+                    if ephemeral { ", and batches that were delivered during the outage are missing" } else { "" };
                 remark(format_args!("the connection was lost and made again{missing}"));
             }
             print(if self.json { json_line(&delivered) } else { plain_line(&delivered) }).await?;
             printed += 1;
-            if !self.no_ack
-                && let Err(error) = delivered.ack().await
-            {
+            if acks && let Err(error) = delivered.ack().await {
                 // The subscription sends the acknowledgement again after it reconnects, or when the server redelivers
                 // the batch.
                 remark(format_args!("batch {} was printed but not acknowledged: {error}", delivered.id));
@@ -126,9 +163,9 @@ async fn next(subscription: &mut Subscription) -> Option<Result<Delivered, Clien
     }
 }
 
-/// Prints a line to stderr. If stderr is closed, the line is lost.
+/// Prints a line to stderr. If stderr is closed, the line is lost. The text may contain words of a server.
 fn remark(text: fmt::Arguments<'_>) {
-    let _ = writeln!(stderr(), "ackwheel: {text}");
+    let _ = writeln!(stderr(), "ackwheel: {}", escaped(&text.to_string()));
 }
 
 /// Prints a line on a blocking thread, because the reader of the output may be slow. The runtime has only one thread,
@@ -157,15 +194,15 @@ fn plain_line(batch: &TimeoutBatch) -> String {
     if batch.id.ring > 0 {
         let _ = write!(line, " ring {}", batch.id.ring);
     }
-    let _ = write!(line, " {}/{} timed out", batch.messages.len(), batch.counts.timed_out());
+    let _ = write!(line, ": {} of {} timeouts", batch.messages.len(), batch.counts.timed_out());
     let age = Duration::from_millis(batch.age_ms);
     if age >= OLD {
-        let _ = write!(line, " {} old", span(age));
+        let _ = write!(line, ", {} old", span(age));
     }
     if batch.delivery_count > 1 {
-        let _ = write!(line, " delivery {}", batch.delivery_count);
+        let _ = write!(line, ", delivery {}", batch.delivery_count);
     }
-    for (flag, word) in [(batch.counts.storm, " STORM"), (batch.counts.drained, " drained")] {
+    for (flag, word) in [(batch.counts.storm, ", STORM"), (batch.counts.drained, ", drained")] {
         line.push_str(if flag { word } else { "" });
     }
     let mut list = String::from(":");
@@ -204,10 +241,13 @@ mod tests {
 
     #[test]
     fn plain_lines_fit_80_columns_and_say_what_they_leave_out() {
-        assert_eq!(plain_line(&batch(1)), "tick 1792000015 1/1 timed out delivery 2 STORM: 18446744073709551615");
+        assert_eq!(
+            plain_line(&batch(1)),
+            "tick 1792000015: 1 of 1 timeouts, delivery 2, STORM: 18446744073709551615"
+        );
         let many = TimeoutBatch { delivery_count: 1, ..batch(4_096) };
         let line = plain_line(&many);
-        assert_eq!(line, "tick 1792000015 4096/4096 timed out STORM: 18446744073709551615 +4095 more");
+        assert_eq!(line, "tick 1792000015: 4096 of 4096 timeouts, STORM: 18446744073709551615 +4095 more");
         for (left_out, messages) in [(5, 7), (4, 6), (3, 5), (2, 4), (0, 3), (0, 1)] {
             let short =
                 (0..messages).map(|id| TimedOut { message: Message::new(10_000_000 + id, 12), attempt: 1 });
@@ -222,10 +262,10 @@ mod tests {
     fn the_longest_line_says_how_many_and_lists_none() {
         let mut longest = batch(4_096);
         longest.id.ring = 63;
-        longest.id.tick = Tick(179_200_000_100);
-        (longest.counts.added, longest.age_ms, longest.delivery_count) = (1_000_000_005, 86_399_999, 12);
+        longest.id.tick = Tick(1_792_000_100);
+        (longest.counts.added, longest.age_ms, longest.delivery_count) = (100_000_005, 86_399_999, 12);
         let line = plain_line(&longest);
-        assert_eq!(line, "tick 179200000100 ring 63 4096/1000000000 timed out 23h old delivery 12 STORM");
+        assert_eq!(line, "tick 1792000100 ring 63: 4096 of 100000000 timeouts, 23h old, delivery 12, STORM");
         assert!(line.len() <= COLUMNS, "{line}");
     }
 

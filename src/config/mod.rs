@@ -14,6 +14,7 @@ use tokio::sync::Semaphore;
 
 use self::settings::Values;
 pub use self::settings::{ConfigError, MAX_DURATION, Settings};
+use crate::admin::AllowedHosts;
 use crate::core::{self, GroupName, Retention, StormRule, Wheel};
 use crate::logging::{self, LogFormat};
 use crate::memory;
@@ -30,6 +31,8 @@ pub struct Config {
     pub socket: Option<PathBuf>,
     /// The HTTP address of metrics, probes and the status.
     pub admin: SocketAddr,
+    /// The host names under which the admin address may be asked.
+    pub admin_hosts: AllowedHosts,
     /// The options of the Redis store, or `None` for the memory store. If [`Config::name`] is `None`, the name in these
     /// options is empty.
     pub redis: Option<RedisConfig>,
@@ -89,6 +92,7 @@ impl Settings {
             listen: address("--listen", &values.listen)?,
             socket: checked_path("--socket", values.socket.as_ref())?,
             admin: address("--admin", &values.admin)?,
+            admin_hosts: values.admin_hosts()?,
             redis: None,
             name: values.name()?,
             wheel,
@@ -131,6 +135,15 @@ impl Values {
             ))),
             name => Ok(name.clone()),
         }
+    }
+
+    fn admin_hosts(&self) -> Result<AllowedHosts, ConfigError> {
+        AllowedHosts::parse(self.admin_host.as_deref().unwrap_or_default()).map_err(|name| {
+            ConfigError(format!(
+                "--admin-host {name:?} is not a host name: write names without a port, as in \
+                 ackwheel.example.com,metrics.example.com"
+            ))
+        })
     }
 
     fn access(&self) -> Result<Access, ConfigError> {

@@ -118,6 +118,9 @@ settings! {
     /// TCP address of metrics, probes, status and the page of the ring. It changes nothing, so it may be opened to
     /// Prometheus [default: 127.0.0.1:7416]
     ADDRESSES, admin: String, "ACKWHEEL_ADMIN", "HOST:PORT", String::from("127.0.0.1:7416");
+    /// Names under which --admin may be asked, separated by commas, beside IP addresses, names without a dot, and the
+    /// name of this host. Other names are refused: a web page can have the address of this sidecar [default: none]
+    ADDRESSES, admin_host: String, "ACKWHEEL_ADMIN_HOST", "NAMES";
     /// Name of this sidecar in the status, 1 to 128 bytes [default: the host's name and the port of --listen]
     ADDRESSES, name: String, "ACKWHEEL_NAME", "NAME";
     /// File with the tokens that clients may present, one a line: [NAME:]TOKEN [RIGHT,...]. A token has 1 to 1024 bytes; a

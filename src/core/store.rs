@@ -55,6 +55,7 @@ pub trait Store: Send + Sync {
         false
     }
 
-    /// Saves the state, if the store can do so. Must be called after the last request. Returns a sentence for the log.
+    /// Saves the state, if the store can do so. Must be called after the last request. Returns a sentence for the log, or
+    /// a refusal if messages or batches are lost.
     async fn close(&self, moment: Moment) -> Result<String, Refusal>;
 }

@@ -12,7 +12,7 @@ use super::outbox::MemoryOutbox;
 use super::state::{self, StateError, StateFile};
 use super::wheel::MemoryWheel;
 use crate::core::{
-    Advance, Completions, ConnectionId, DrainOutcome, Leadership, Lease, Moment, PublishStep, Refusal,
+    Advance, Completions, ConnectionId, DrainOutcome, Leadership, Lease, Moment, PublishStep, Reason, Refusal,
     RequestBatch, Ring, RingParts, RingStatus, Store, Submitted, Tick, Wheel,
 };
 
@@ -106,6 +106,18 @@ impl Store for MemoryStore {
                      keep the wheel with --state, or raise --drain-timeout, and let the logic nodes add the \
                      undelivered messages again"
                 );
+            }
+            let (batches, in_batches) = {
+                let queue = wheel.outbox.queue.lock();
+                (queue.batches.len(), queue.ids)
+            };
+            if messages > 0 || batches > 0 {
+                let text = format!(
+                    "the drain lost {messages} messages that were not delivered, and {batches} batches with \
+                     {in_batches} messages that a group did not acknowledge: keep the wheel with --state, or subscribe \
+                     before the sidecar stops"
+                );
+                return Err(Refusal::new(Reason::Draining, text));
             }
             return Ok(String::from("the wheel of a memory store without --state ends with the process"));
         };

@@ -16,11 +16,13 @@
 //! | `ring` | moves the pointer, publishes expired ticks, repairs lost keys |
 //! | `outbox` | stores timeout batches in a stream, with a consumer group for each group of subscribers |
 //! | `startup_checks`, `store`, `options` | check Redis and open the store |
+//! | `namespace` | deletes a namespace that no sidecar uses |
 
 mod batching;
 mod connection;
 mod keys;
 mod leader;
+mod namespace;
 mod options;
 mod outbox;
 mod ring;
@@ -30,6 +32,7 @@ mod store;
 mod topology;
 
 pub use keys::{MAX_CATCH_UP, MAX_SLOTS, SCHEMA};
+pub use namespace::{NamespaceError, UnusedNamespace};
 pub use options::RedisOptions;
 pub use startup_checks::RedisStoreError;
 pub use store::RedisStore;

@@ -12,7 +12,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::{error, info, warn};
 
 use crate::clock::Clock;
-use crate::core::{Moment, Refusal, RingParts, Store};
+use crate::core::{Moment, Reason, Refusal, RingParts, Store};
 use crate::metrics::Metrics;
 use crate::redis::connection::errors::{Fault, FaultKind};
 use crate::redis::connection::hints;
@@ -165,9 +165,10 @@ impl Store for RedisStore {
                 tokio::time::sleep(CLOSE_POLL).await;
             }
         });
-        if waited.await.is_err() {
+        let lost = if waited.await.is_err() { held(&self.links) } else { 0 };
+        if lost > 0 {
             error!(
-                messages = held(&self.links),
+                messages = lost,
                 "Redis was unreachable for too long: the acknowledgements that this sidecar holds are lost when its \
                  process ends, and their messages will time out although they were acknowledged"
             );
@@ -176,6 +177,11 @@ impl Store for RedisStore {
             if let Err(refusal) = outbox.depart(heartbeats).await {
                 warn!(%refusal, "this sidecar could not remove itself from Redis: the leader will remove it");
             }
+        }
+        if lost > 0 {
+            let text =
+                format!("the drain lost {lost} acknowledgements, because Redis was unreachable for too long");
+            return Err(Refusal::new(Reason::Draining, text));
         }
         Ok(String::from("the wheel stays in Redis"))
     }

@@ -47,12 +47,18 @@ pub struct Browser {
 impl Browser {
     /// Starts it. Without a Chromium on this machine, reports the test as skipped.
     pub fn start() -> Option<Browser> {
+        Browser::start_with(&[])
+    }
+
+    /// Starts it with more flags.
+    pub fn start_with(flags: &[&str]) -> Option<Browser> {
         let Some(program) = packages::chromium() else {
             skip("the page in a browser: sudo apt-get install chromium");
             return None;
         };
         let profile = tempfile::tempdir().expect("a folder can be made");
-        let mut child = Browser::command(&program, profile.path()).spawn().expect("a shell can be started");
+        let mut child =
+            Browser::command(&program, profile.path()).args(flags).spawn().expect("a shell can be started");
         let pipe = child.stdin.take().expect("stdin is piped");
         let messages = read_messages(child.stdout.take().expect("stdout is piped"));
         let (session, events) = (None, Vec::new());

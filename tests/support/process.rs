@@ -112,6 +112,13 @@ impl Run {
         &self.stdout
     }
 
+    /// Its output, where it succeeded and may have said something on stderr.
+    #[track_caller]
+    pub fn printed(&self) -> &str {
+        assert_eq!(self.code, 0, "{self:?}");
+        &self.stdout
+    }
+
     /// Its error, where it failed with this code; and nothing on stdout.
     #[track_caller]
     pub fn error(&self, code: i32) -> &str {

@@ -1,4 +1,4 @@
-//! `ackwheel watch --json`, its lines as they come.
+//! `ackwheel watch --json`, or `consume --json` of a group: its lines as they come.
 
 use std::sync::mpsc::Receiver;
 use std::time::Instant;
@@ -52,7 +52,7 @@ impl Line {
     }
 }
 
-/// A running watch that ends with its test.
+/// A running `watch`, or `consume` if its flags name a group. It ends with its test.
 #[derive(Debug)]
 pub struct Watch {
     process: Process,
@@ -71,15 +71,21 @@ impl Watch {
 
     /// Watches an address.
     pub fn spawn(address: &str, flags: &[&str]) -> Watch {
-        let mut process = Process::spawn(program(&["watch", "--json", "--addr", address]).args(flags));
+        let verb = if flags.contains(&"--group") { "consume" } else { "watch" };
+        let mut process = Process::spawn(program(&[verb, "--json", "--addr", address]).args(flags));
         let (remarks, lines) = (lines(process.stderr()), lines(process.stdout()));
         Watch { process, lines, remarks }
     }
 
-    /// The next line that it says beside them.
+    /// The next line that it says beside them, after those of the start.
     #[track_caller]
     pub fn remark(&self) -> String {
-        self.remarks.recv_timeout(PATIENCE).expect("it says something").1
+        loop {
+            let text = self.remarks.recv_timeout(PATIENCE).expect("it says something").1;
+            if !text.contains("this command takes") && !text.contains("waiting for timeout batches") {
+                return text;
+            }
+        }
     }
 
     /// The next line.
