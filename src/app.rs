@@ -9,13 +9,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::OptionFuture;
+use parking_lot::Mutex;
 use rustix::system::uname;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tracing::{Instrument, Span, error, error_span, info, warn};
 
-use crate::admin::{self, Health, SharedAnswer};
+use crate::admin::{self, Health, History, SharedAnswer};
 use crate::clock::Clock;
 use crate::config::{Config, RedisConfig, without_password};
 use crate::core::{CombinedOutbox, Rings, Store};
@@ -120,6 +121,7 @@ impl Sidecar {
             shared: Arc::clone(&shared),
             tickers: ticker_handles,
             draining: false.into(),
+            history: Mutex::new(History::starting(clock.now())),
             metrics_answer: SharedAnswer::made_on(&answer_thread),
             status_answer: SharedAnswer::made_on(&answer_thread),
         });
@@ -127,6 +129,7 @@ impl Sidecar {
         tasks.spawn(async move { delivery.maintain().await });
         tasks.spawn(server::report_reached_limits(metrics));
         tasks.spawn_on(admin::serve(admin_listener, Arc::clone(&health)), &admin_thread.handle);
+        tasks.spawn_on(Arc::clone(&health).sample(), &admin_thread.handle);
         tasks.spawn(watch_files(Arc::clone(&shared)));
         Ok(Sidecar {
             address,

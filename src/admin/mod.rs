@@ -4,6 +4,7 @@
 //! No endpoint changes the state of the sidecar.
 
 mod health;
+mod history;
 mod shared_answer;
 pub mod status;
 
@@ -27,6 +28,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, warn};
 
 pub use self::health::Health;
+pub use self::history::History;
 pub use self::shared_answer::SharedAnswer;
 use self::shared_answer::{ANSWER_TIMEOUT, Answer};
 use crate::core::Backlog;

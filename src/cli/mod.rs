@@ -1,6 +1,7 @@
 //! Parses the command line and runs the verb that it names, such as `serve` or `ping`.
 
 mod bench;
+mod check;
 mod connect;
 mod generate;
 mod requests;
@@ -55,6 +56,7 @@ enum Verb {
     Watch(watch::Watch),
     Ping(requests::Ping),
     Status(status::Status),
+    Check(check::Check),
     #[command(subcommand)]
     Group(requests::Group),
     Bench(Box<bench::Bench>),
@@ -145,6 +147,7 @@ pub fn run(cli: Cli, serve: impl FnOnce(Serve) -> Result<(), Failure>) -> ExitCo
         Verb::Watch(watch) => block_on(watch.run()),
         Verb::Ping(ping) => block_on(ping.run()),
         Verb::Status(status) => status.run(),
+        Verb::Check(check) => check.run(),
         Verb::Group(group) => block_on(group.run()),
         Verb::Bench(bench) => bench.run(),
         Verb::Completions(completions) => completions.run(),

@@ -54,7 +54,7 @@ pub use self::{
     outbox::{Backlog, Dropped, GroupBacklog, GroupOptions, MAX_RETAKEN, Outbox, Retention, Settled},
     ring::{Advance, ConnectionId, DrainOutcome, PublishStep, Published, Ring, RingStatus, Submitted, TickReport},
     rings::{MAX_RINGS, Requester, Rings, ring_of},
-    store::{Moment, RingParts, Store},
+    store::{Moment, RingParts, ServerReport, Store, StoreReport},
 };
 
 #[cfg(feature = "sidecar")]
