@@ -136,7 +136,8 @@ impl Health {
         }
     }
 
-    /// Returns the time since the start, and what the history says about the last minutes.
+    /// Returns the time since the start, the rates, and the events of the last minutes.
+    #[expect(clippy::cast_precision_loss, reason = "a counter stays far below 2^53")]
     fn recent(&self, now: Instant) -> (Duration, RatesReport, LastMinutes) {
         let (history, counters) = (self.history.lock(), Counters::read(&self.shared.metrics));
         let (window, before) = history.before(now, SAMPLE_EVERY);

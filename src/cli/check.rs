@@ -3,7 +3,7 @@
 mod findings;
 
 use std::io::{Write, stdout};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use clap::Args;
 use ureq::http::StatusCode;
@@ -15,6 +15,7 @@ use super::{Failure, block_on};
 use crate::admin::status::StatusReport;
 use crate::bench;
 use crate::client::{Client, ClientError, ClientOptions};
+use crate::clock::Clock;
 
 /// Check a sidecar: what is wrong, and what to do
 ///
@@ -110,7 +111,7 @@ impl Check {
             Ok((_, text)) => Err(format!("/status answers: {text}")),
             Err(error) => Err(error),
         };
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let now = Clock::start().moment().unix_time.as_secs();
         match report {
             Ok(report) => found.extend(findings(&report, self.max_batch_age, now)),
             Err(error) => found.push(fail(error, "look at the store and at the log of the sidecar")),

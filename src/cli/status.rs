@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 use std::fmt::{self, Write as _};
 use std::io::{IsTerminal, Write, stdout};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -94,6 +95,8 @@ impl Status {
     async fn repeat(self) -> Result<(), Failure> {
         let status = Arc::new(self);
         let is_terminal = stdout().is_terminal();
+        // One future for the whole loop: a new one would miss a signal that comes between two rounds.
+        let mut interrupted = pin!(tokio::signal::ctrl_c());
         loop {
             let once = Arc::clone(&status);
             let next = async {
@@ -110,7 +113,7 @@ impl Status {
                 Ok::<(), Failure>(())
             };
             tokio::select! {
-                _ = tokio::signal::ctrl_c() => return Ok(()),
+                _ = &mut interrupted => return Ok(()),
                 shown = next => shown?,
             }
         }

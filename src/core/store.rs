@@ -39,7 +39,7 @@ pub struct RingParts {
     pub lease: Arc<dyn Lease>,
 }
 
-/// What a shared store knows about its servers and sidecars.
+/// The servers and sidecars of a shared store, as one sidecar saw them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoreReport {
     /// The servers that have a ring, checked once a minute.

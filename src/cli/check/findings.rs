@@ -271,7 +271,10 @@ mod tests {
             (|report| report.rings[0].pointer_lag_seconds = 9.0, &[(Level::Fail, "rings")]),
             (|report| report.rings[0].waits = Some(String::from("no majority")), &[(Level::Fail, "rings")]),
             (|report| report.certificate_expiry = Some(1), &[(Level::Fail, "certificate")]),
-            (|report| report.certificate_expiry = Some(NOW as i64 + 86_400), &[(Level::Warn, "certificate")]),
+            (
+                |report| report.certificate_expiry = Some(NOW.cast_signed() + 86_400),
+                &[(Level::Warn, "certificate")],
+            ),
             (|report| report.certificate_expiry = Some(i64::MAX), &[]),
             (|report| report.last_minutes.storms = 1, &[(Level::Fail, "last minutes")]),
             (|report| report.last_minutes.out_of_memory = 1, &[(Level::Fail, "redis")]),
