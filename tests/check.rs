@@ -108,6 +108,18 @@ fn a_storm_fails() {
 }
 
 #[test]
+fn a_redis_that_does_not_answer_fails_once() {
+    let redis = Redis::start();
+    let sidecar = Sidecar::on(&redis, "only", &[]);
+    redis.stop();
+    wait_until("it is not ready", || !sidecar.is_ready());
+    let (code, found) = check(&sidecar, &[]);
+    redis.go_on();
+    assert_eq!((code, found.len()), (1, 1), "{found:?}");
+    assert_found(&found, "fail", "store", &["no status of the store", "does the store run"]);
+}
+
+#[test]
 fn a_redis_without_memory_fails() {
     let redis = Redis::start();
     let sidecar = Sidecar::on(&redis, "only", &[]);
@@ -180,7 +192,10 @@ fn a_sidecar_that_does_not_run_fails_and_a_wrong_flag_is_wrong_usage() {
     let nobody = ["check", "--addr", "127.0.0.1:1", "--admin", "127.0.0.1:1"];
     let run = Run::of(&mut program(&nobody));
     assert_eq!(run.code, 1, "{run:?}");
-    assert_names(&run.stdout, &["fail  connection: ", "fail  sidecar: ", "is the sidecar running"]);
+    assert_names(
+        &run.stdout,
+        &["fail  connection: ", "; is ackwheel serving there?\n", "fail  sidecar: ", "is --admin the"],
+    );
     assert_names(&run.stderr, &["2 findings have the level fail"]);
     Run::of(program(&nobody).args(["--max-batch-age", "0s"])).error(64);
 }

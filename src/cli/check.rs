@@ -83,38 +83,44 @@ impl Check {
             }
             Err(error) => {
                 let text = error.to_string();
-                let remedy = connection_remedy(&error, &text);
-                Finding { level: Level::Fail, subject: "connection", text, remedy: String::from(remedy) }
+                failed("connection", &text, connection_remedy(&error, &text))
             }
         }
     }
 
     /// Asks the admin address for the state of the sidecar.
     fn state(&self) -> Vec<Finding> {
-        let fail = |text: String, remedy: &str| Finding::fail("sidecar", text, remedy);
+        const LOOK: &str = "look at the log of the sidecar";
+        let refused = |text: String| match text.contains("store") {
+            true => Finding::fail("store", text, "does the store run, and does the sidecar reach it? see its log"),
+            false => Finding::fail("sidecar", text, LOOK),
+        };
         let mut found = Vec::new();
         for path in ["/livez", "/readyz"] {
             match self.get(path) {
                 Ok((StatusCode::OK, _)) => {}
-                Ok((_, text)) => found.push(fail(
-                    format!("{path} answers: {text}"),
-                    "look at the log of the sidecar, and at its store if it names that",
-                )),
-                Err(error) => {
-                    return vec![fail(error, "is the sidecar running, and is --admin its admin address?")];
-                }
+                Ok((_, text)) => found.push(refused(format!("{path} answers: {text}"))),
+                Err(error) => return vec![failed("sidecar", &error, "is --admin its admin address?")],
             }
         }
         let report = match self.get("/status") {
-            Ok((StatusCode::OK, text)) => serde_json::from_str::<StatusReport>(&text)
-                .map_err(|error| format!("/status is no status of ackwheel: {error}")),
-            Ok((_, text)) => Err(format!("/status answers: {text}")),
-            Err(error) => Err(error),
+            Ok((StatusCode::OK, text)) => serde_json::from_str::<StatusReport>(&text).map_err(|error| {
+                Finding::fail("sidecar", format!("/status is no status of ackwheel: {error}"), "correct --admin")
+            }),
+            // This refusal names the cause, which the probe did not.
+            Ok((StatusCode::SERVICE_UNAVAILABLE, text)) => {
+                found.retain(|finding| finding.subject != "store");
+                Err(refused(format!("no status of the store: {text}")))
+            }
+            Ok((code, _)) => {
+                Err(failed("sidecar", &format!("/status answers {code}"), "is --admin its admin address?"))
+            }
+            Err(error) => Err(failed("sidecar", &error, LOOK)),
         };
         let now = Clock::start().moment().unix_time.as_secs();
         match report {
             Ok(report) => found.extend(findings(&report, self.max_batch_age, now)),
-            Err(error) => found.push(fail(error, "look at the store and at the log of the sidecar")),
+            Err(finding) => found.push(finding),
         }
         found
     }
@@ -125,6 +131,13 @@ impl Check {
         let most = if code == StatusCode::OK { usize::MAX } else { 300 };
         Ok((code, text.trim().chars().take(most).collect()))
     }
+}
+
+/// Returns a failure. If the text of the error ends with a question, that question is the remedy.
+fn failed(subject: &'static str, error: &str, remedy: &str) -> Finding {
+    let asked = error.rsplit_once("; ").filter(|(_, question)| question.ends_with('?'));
+    let (text, remedy) = asked.unwrap_or((error, remedy));
+    Finding::fail(subject, text.to_owned(), remedy)
 }
 
 /// Returns the remedy for a failed connection. `text` is the text of the error.
