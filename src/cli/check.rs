@@ -91,9 +91,11 @@ impl Check {
     /// Asks the admin address for the state of the sidecar.
     fn state(&self) -> Vec<Finding> {
         const LOOK: &str = "look at the log of the sidecar";
-        let refused = |text: String| match text.contains("store") {
-            true => Finding::fail("store", text, "does the store run, and does the sidecar reach it? see its log"),
-            false => Finding::fail("sidecar", text, LOOK),
+        let refused = |text: String| {
+            let is_of_store = text.contains("store");
+            let remedy =
+                if is_of_store { "does the store run, and does the sidecar reach it? see its log" } else { LOOK };
+            Finding::fail(if is_of_store { "store" } else { "sidecar" }, text, remedy)
         };
         let mut found = Vec::new();
         for path in ["/livez", "/readyz"] {
