@@ -95,6 +95,7 @@ impl Sidecar {
         tasks.spawn_on(admin::serve(admin_listener, Arc::clone(&health), hosts), &admin_thread.handle);
         tasks.spawn(server::report_reached_limits(Arc::clone(&metrics)));
         tasks.spawn(watch_files(Arc::clone(&admission)));
+        tasks.spawn_on(Arc::clone(&health).sample(), &admin_thread.handle);
         let server = Server::start(listeners, &admission).map_err(StartError::Thread)?;
         if config.redis.is_some() {
             info!(listen = %address, admin = %admin_address, "opening the store");

@@ -234,7 +234,23 @@ fn the_status_adds_up_and_has_the_promised_shape() {
     sidecar.run(&["del", "9:1"]).output();
     let text = sidecar.run(&["status", "--json"]).output().to_owned();
     let status: Value = serde_json::from_str(&text).expect("the status is JSON");
-    assert_eq!(keys(&status), ["access", "groups", "rings", "sidecar", "slots", "store", "tick_ms"]);
+    let promised = [
+        "access",
+        "certificate_expiry",
+        "groups",
+        "last_minutes",
+        "limits",
+        "rates",
+        "rings",
+        "shared_store",
+        "sidecar",
+        "slots",
+        "store",
+        "tick_ms",
+        "uptime_seconds",
+        "version",
+    ];
+    assert_eq!(keys(&status), promised);
     assert_eq!(
         (&status["store"], &status["slots"], &status["tick_ms"]),
         (&"memory".into(), &30.into(), &1_000.into())

@@ -18,6 +18,7 @@ mod access;
 mod admin;
 mod at_the_limit;
 mod bench;
+mod check;
 mod command_line;
 mod compare;
 mod concurrent;

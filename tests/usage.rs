@@ -53,7 +53,7 @@ fn a_wrong_command_line_ends_with_64_and_names_the_word() {
 fn help_and_version_are_no_errors_and_help_teaches() {
     let help = Run::of(&mut program(&["--help"]));
     assert_names(help.output(), &["ackwheel serve", "ackwheel watch", "ackwheel add", "Exit codes: 0, 1", "64"]);
-    for verb in ["serve", "add", "del", "watch", "consume", "ping", "status", "group", "bench"] {
+    for verb in ["serve", "add", "del", "watch", "consume", "ping", "status", "check", "group", "bench"] {
         assert_names(&help.stdout, &[verb]);
         assert_names(Run::of(&mut program(&[verb, "--help"])).output(), &["Usage: ackwheel", verb]);
     }

@@ -2,20 +2,23 @@
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::{join_all, try_join_all};
+use parking_lot::Mutex;
+use rlimit::Resource;
 use tracing::{debug, warn};
 
+use super::history::{Counters, History, KEPT, SAMPLE_EVERY};
 use super::shared_answer::SharedAnswer;
-use super::status::{AccessReport, GroupReport, StatusReport};
+use super::status::{AccessReport, GroupReport, LastMinutes, LimitReport, RatesReport, StatusReport};
 use crate::clock::Clock;
 use crate::core::{
-    Backlog, CLOCK_BEAT, GroupBacklog, GroupName, Refusal, RingStatus, Tick, TickCounts, TickReport,
-    merge_backlogs,
+    Backlog, CLOCK_BEAT, GroupBacklog, GroupName, MAX_GROUPS, Reason, Refusal, RingStatus, Tick, TickCounts,
+    TickReport, merge_backlogs,
 };
 use crate::process::thread::RuntimeThread;
-use crate::server::{Admission, Shared};
+use crate::server::{Admission, Certificate, Shared};
 use crate::ticker::{LIVENESS, TickerHandle};
 
 /// The parts of a sidecar whose state is reported.
@@ -30,6 +33,8 @@ pub struct Health {
     tickers: OnceLock<Vec<TickerHandle>>,
     /// Whether the sidecar drains.
     pub draining: AtomicBool,
+    /// The counters of the last minutes.
+    pub history: Mutex<History>,
     /// The answer to `GET /metrics`.
     pub metrics_answer: SharedAnswer,
     /// The answer to `GET /status`.
@@ -50,6 +55,7 @@ impl Health {
             clock: Arc::clone(clock),
             tickers: OnceLock::new(),
             draining: AtomicBool::new(false),
+            history: Mutex::new(History::starting(clock.now())),
             metrics_answer: SharedAnswer::made_on(&answers),
             status_answer: SharedAnswer::made_on(&answers),
         }
@@ -133,6 +139,8 @@ impl Health {
         };
         let access = |(name, connections): (Arc<str>, u64)| AccessReport { name: name.to_string(), connections };
         let wheel = rings[0].ring.wheel();
+        let (uptime, rates, last_minutes) = self.recent(now);
+        let in_flight = statuses.iter().map(|status| status.in_flight).sum();
         Ok(StatusReport {
             sidecar: self.name.clone(),
             store: store.kind().to_owned(),
@@ -141,6 +149,66 @@ impl Health {
             rings: statuses.into_iter().zip(recent).map(ring).collect(),
             groups: backlog.groups.iter().map(group).collect(),
             access: self.admission.access.connections().into_iter().map(access).collect(),
+            version: String::from(env!("CARGO_PKG_VERSION")),
+            uptime_seconds: uptime.as_secs_f64(),
+            rates,
+            last_minutes,
+            limits: self.limits(in_flight, &backlog),
+            certificate_expiry: self.admission.certificate.as_ref().and_then(Certificate::expiry),
+            shared_store: store.report(),
         })
+    }
+
+    /// Samples the counters every 10 seconds. Never ends.
+    pub async fn sample(self: Arc<Health>) {
+        loop {
+            tokio::time::sleep(SAMPLE_EVERY).await;
+            self.history.lock().record(self.clock.now(), Counters::read(&self.admission.metrics));
+        }
+    }
+
+    /// Returns the time since the start, the rates, and the events of the last minutes.
+    #[expect(clippy::cast_precision_loss, reason = "a counter stays far below 2^53")]
+    fn recent(&self, now: Instant) -> (Duration, RatesReport, LastMinutes) {
+        let (history, counters) = (self.history.lock(), Counters::read(&self.admission.metrics));
+        let (window, before) = history.before(now, SAMPLE_EVERY);
+        let grown = counters.since(before);
+        let rate = |count: u64| count as f64 / window.as_secs_f64().max(1.0);
+        let rates = RatesReport {
+            seconds: window.as_secs_f64(),
+            adds: rate(grown.adds),
+            dels: rate(grown.dels),
+            timeouts: rate(grown.timeouts),
+        };
+        let (window, before) = history.before(now, KEPT);
+        let grown = counters.since(before);
+        let refusals = Reason::ALL.iter().zip(grown.refusals).filter(|(_, count)| *count > 0);
+        let last_minutes = LastMinutes {
+            seconds: window.as_secs_f64(),
+            storms: grown.storms,
+            out_of_memory: grown.out_of_memory,
+            refusals: refusals.map(|(reason, count)| (reason.as_str().to_owned(), count)).collect(),
+        };
+        (now.saturating_duration_since(history.started), rates, last_minutes)
+    }
+
+    /// Returns the limits of this sidecar. A limit of 0 does not apply, and is left out.
+    fn limits(&self, in_flight: u64, backlog: &Backlog) -> Vec<LimitReport> {
+        let Admission { options, metrics, memory, .. } = &*self.admission;
+        let gauge = |value: i64| u64::try_from(value).unwrap_or_default();
+        let connections = self.admission.busiest_listener();
+        let open_files = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
+        let most_files = Resource::NOFILE.get_soft().unwrap_or_default();
+        let limits = [
+            ("--max-in-flight", in_flight, gauge(metrics.max_in_flight.get())),
+            ("--max-held-acks", gauge(metrics.held_acks.get()), gauge(metrics.max_held_acks.get())),
+            ("--outbox-max-ids", backlog.ids, gauge(metrics.outbox_max_ids.get())),
+            ("--max-connections", connections as u64, options.max_connections as u64),
+            ("--max-connection-memory", memory.charged() as u64, options.max_connection_memory as u64),
+            ("groups", backlog.groups.len() as u64, MAX_GROUPS as u64),
+            ("open files", open_files as u64, most_files),
+        ];
+        let named = |(name, used, limit): (&str, u64, u64)| LimitReport { name: name.to_owned(), used, limit };
+        limits.into_iter().filter(|(_, _, limit)| *limit > 0).map(named).collect()
     }
 }

@@ -5,6 +5,7 @@
 
 mod allowed_hosts;
 mod health;
+mod history;
 mod shared_answer;
 pub mod status;
 

@@ -1,11 +1,13 @@
 //! The status report that `GET /status` returns as JSON.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
-use crate::core::RingStatus;
+use crate::core::{RingStatus, StoreReport};
 
 /// The report that `GET /status` returns and `ackwheel status --json` prints.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StatusReport {
     /// The name of the sidecar that reports.
     #[serde(default)]
@@ -23,6 +25,64 @@ pub struct StatusReport {
     /// The names of tokens or, without tokens, of client certificates, with their open connections.
     #[serde(default)]
     pub access: Vec<AccessReport>,
+    /// The version of the sidecar.
+    #[serde(default)]
+    pub version: String,
+    /// The time since the sidecar started.
+    #[serde(default)]
+    pub uptime_seconds: f64,
+    /// Requests and timeouts per second.
+    #[serde(default)]
+    pub rates: RatesReport,
+    /// Events of the last five minutes.
+    #[serde(default)]
+    pub last_minutes: LastMinutes,
+    /// The limits of the sidecar, with their use.
+    #[serde(default)]
+    pub limits: Vec<LimitReport>,
+    /// When the certificate of the sidecar expires, in Unix time; null without a certificate.
+    #[serde(default)]
+    pub certificate_expiry: Option<i64>,
+    /// Servers, settings and sidecars of a shared store. Empty with the memory store.
+    #[serde(default)]
+    pub shared_store: StoreReport,
+}
+
+/// Messages per second at this sidecar, over the last 10 to 20 seconds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RatesReport {
+    /// The time over which the rates were measured.
+    pub seconds: f64,
+    /// Messages added or added again.
+    pub adds: f64,
+    /// Messages in `DelMsg` answers.
+    pub dels: f64,
+    /// Messages that timed out in rings that this sidecar leads.
+    pub timeouts: f64,
+}
+
+/// Events at this sidecar in the last five minutes.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LastMinutes {
+    /// The time over which the events were counted.
+    pub seconds: f64,
+    /// Ticks with suspiciously many timeouts, in rings that this sidecar leads.
+    pub storms: u64,
+    /// How often Redis answered that it is out of memory.
+    pub out_of_memory: u64,
+    /// Refused requests and connections, by reason. Reasons without a refusal are absent.
+    pub refusals: BTreeMap<String, u64>,
+}
+
+/// A limit and its use.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LimitReport {
+    /// The name of the limit: its flag, if it has one.
+    pub name: String,
+    /// How much is used.
+    pub used: u64,
+    /// The limit.
+    pub limit: u64,
 }
 
 /// The connections of a token or a client certificate.

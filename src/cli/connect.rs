@@ -39,7 +39,7 @@ pub(super) struct Connect {
     pub(super) addr: Address,
     /// How long to wait for a connection and for an answer
     #[arg(long, default_value = "5s", value_name = "DURATION", value_parser = patience)]
-    timeout: Duration,
+    pub(super) timeout: Duration,
     /// File with the token, if the sidecar requires one; of a file with several, the first is presented
     #[arg(long, env = "ACKWHEEL_TOKEN_FILE", value_name = "FILE", value_hint = ValueHint::FilePath)]
     token_file: Option<PathBuf>,

@@ -1,6 +1,7 @@
 //! Parses the command line and runs the verb that it names, such as `serve` or `ping`.
 
 mod bench;
+mod check;
 mod connect;
 mod generate;
 mod namespace;
@@ -57,6 +58,7 @@ enum Verb {
     Consume(watch::Consume),
     Ping(requests::Ping),
     Status(status::Status),
+    Check(check::Check),
     #[command(subcommand)]
     Group(requests::Group),
     #[command(subcommand)]
@@ -153,6 +155,7 @@ pub fn run(cli: Cli, serve: impl FnOnce(Serve) -> Result<(), Failure>) -> ExitCo
         Verb::Consume(consume) => block_on(consume.run()),
         Verb::Ping(ping) => block_on(ping.run()),
         Verb::Status(status) => status.run(),
+        Verb::Check(check) => check.run(),
         Verb::Group(group) => block_on(group.run()),
         Verb::Namespace(namespace) => block_on(namespace.run()),
         Verb::Bench(bench) => bench.run(),

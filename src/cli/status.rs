@@ -2,17 +2,21 @@
 //! messages whose deadline is in one tick (one second by default). The pointer of the ring moves one slot per tick. A
 //! group is a set of subscribers that share timeout batches, the lists of messages that were not acknowledged in time.
 
+use std::collections::BTreeSet;
 use std::fmt::{self, Write as _};
-use std::io::{Write, stdout};
+use std::io::{IsTerminal, Write, stdout};
+use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
+use tokio::task::spawn_blocking;
 use ureq::http::StatusCode;
 
-use super::Failure;
 use super::connect::{DEFAULT_ADMIN, admin, patience};
 use super::text::{COLUMNS, escaped, fitted, padded, plain, span, span_of_seconds, whole};
-use crate::admin::status::{GroupReport, StatusReport};
+use super::{Failure, block_on};
+use crate::admin::status::{GroupReport, RatesReport, StatusReport};
 use crate::bench;
 use crate::core::{RingStatus, Tick, TickReport};
 use crate::ticker::RECENT_TICKS;
@@ -31,6 +35,11 @@ const COUNT: usize = 18;
 const MAX_LEADER: usize = 48;
 /// The width of a leader's name in the table of several rings, in columns.
 const LEADER: usize = 22;
+
+/// How often `--watch` shows the status.
+const REPEAT_EVERY: Duration = Duration::from_secs(1);
+/// The sequence that moves the cursor of a terminal to the top left and clears the screen.
+const CLEAR: &str = "\x1b[H\x1b[2J";
 
 /// The width of a group's name in the table, in columns.
 const GROUP: usize = 24;
@@ -63,6 +72,9 @@ pub(super) struct Status {
     /// The ring to draw slot by slot, if there are several [default: none]
     #[arg(long, value_name = "N", conflicts_with = "json")]
     ring: Option<u16>,
+    /// Show the status again every second, until Ctrl-C
+    #[arg(long)]
+    watch: bool,
 }
 
 /// The flags of all verbs that ask the admin address of a sidecar.
@@ -94,11 +106,46 @@ impl AdminAddress {
 
 impl Status {
     pub(super) fn run(self) -> Result<(), Failure> {
-        let (report, text) = self.admin.report()?;
-        let shown = if self.json { text } else { draw(&report, self.ring)? };
+        if self.watch {
+            return block_on(self.repeat());
+        }
         let mut out = stdout().lock();
-        write!(out, "{shown}")?;
+        write!(out, "{}", self.shown()?)?;
         Ok(out.flush()?)
+    }
+
+    /// Shows the status every second until Ctrl-C. A sidecar that does not answer is shown too.
+    async fn repeat(self) -> Result<(), Failure> {
+        let status = Arc::new(self);
+        let is_terminal = stdout().is_terminal();
+        // One future for the whole loop: a new one would miss a signal that comes between two rounds.
+        let mut interrupted = pin!(tokio::signal::ctrl_c());
+        loop {
+            let once = Arc::clone(&status);
+            let next = async {
+                let shown = spawn_blocking(move || once.shown()).await.map_err(Failure::run)?;
+                let text = match shown {
+                    Err(Failure::Run(error)) => format!("{error}\n"),
+                    shown => shown?,
+                };
+                let (before, after) = if is_terminal { (CLEAR, "") } else { ("", "\n") };
+                let mut out = stdout();
+                write!(out, "{before}{text}{}", if status.json { "" } else { after })?;
+                out.flush()?;
+                tokio::time::sleep(REPEAT_EVERY).await;
+                Ok::<(), Failure>(())
+            };
+            tokio::select! {
+                _ = &mut interrupted => return Ok(()),
+                shown = next => shown?,
+            }
+        }
+    }
+
+    /// Asks for the status, and returns it as it is printed.
+    fn shown(&self) -> Result<String, Failure> {
+        let (report, text) = self.admin.report()?;
+        if self.json { Ok(text) } else { draw(&report, self.ring) }
     }
 }
 
@@ -117,6 +164,7 @@ fn draw(report: &StatusReport, only: Option<u16>) -> Result<String, Failure> {
 fn draw_status(text: &mut String, report: &StatusReport, rings: &[&RingStatus]) -> fmt::Result {
     let tick = humantime::format_duration(Duration::from_millis(u64::from(report.tick_ms)));
     writeln!(text, "store {}, {} slots of {tick}", fitted(&report.store, MAX_LEADER), report.slots)?;
+    draw_sidecar(text, report)?;
     draw_notes(text, report)?;
     match rings {
         [ring] => draw_ring(text, ring, report.tick_ms)?,
@@ -124,6 +172,18 @@ fn draw_status(text: &mut String, report: &StatusReport, rings: &[&RingStatus]) 
     }
     text.push('\n');
     draw_groups(text, &report.groups)
+}
+
+/// Draws the version, the uptime and the rates of the sidecar. An older sidecar does not report them.
+fn draw_sidecar(text: &mut String, report: &StatusReport) -> fmt::Result {
+    let StatusReport { version, uptime_seconds, rates, .. } = report;
+    if version.is_empty() {
+        return Ok(());
+    }
+    writeln!(text, "version {}, up for {}", fitted(version, LEADER), span_of_seconds(*uptime_seconds))?;
+    let RatesReport { seconds, adds, dels, timeouts } = rates;
+    let window = span_of_seconds(*seconds);
+    writeln!(text, "{adds:.1} adds, {dels:.1} dels, {timeouts:.1} timeouts per second in the last {window}")
 }
 
 /// Draws a note for each kind of problem, or a line that says that there is no problem. One kind is a storm: a tick
@@ -192,7 +252,7 @@ fn storms(ring: &RingStatus) -> impl Iterator<Item = &TickReport> {
 }
 
 /// Returns whether the ring has a leader, but its pointer counts as stalled. See [`LONG_BEHIND`].
-fn stands_still(ring: &RingStatus, tick_ms: u32) -> bool {
+pub(super) fn stands_still(ring: &RingStatus, tick_ms: u32) -> bool {
     let ticks = Duration::from_millis(tick_ms.into()) * TICKS_BEHIND;
     ring.leader.is_some() && ring.pointer_lag_seconds > LONG_BEHIND.max(ticks).as_secs_f64()
 }
@@ -249,13 +309,24 @@ fn length(count: u64, most: u64) -> usize {
 fn draw_rings(text: &mut String, rings: &[&RingStatus], tick_ms: u32) -> fmt::Result {
     let [age, number, in_flight, closing] = ["for", "pointer", "in flight", "closing"];
     writeln!(text, "\n  ring  {:<LEADER$} {age:>5} {number:>13} {in_flight:>13} {closing:>13}", "led by")?;
+    let mut empty = Vec::new();
     for ring in rings {
         let leader = padded(ring.leader.as_deref().unwrap_or("nobody"), LEADER);
         let age = ring.lease_age_seconds.map(span_of_seconds).unwrap_or_default();
         let is_wrong = ring.leader.is_none() || stands_still(ring, tick_ms) || storms(ring).next().is_some();
+        if !is_wrong && ring.in_flight == 0 && rings.len() > 1 {
+            empty.push(*ring);
+            continue;
+        }
         let (mark, number, pointer) = (mark(is_wrong, '!'), ring.ring, ring.pointer);
         let (in_flight, closing) = (whole(ring.in_flight), whole(ring.closing));
         writeln!(text, "{mark} {number:>4}  {leader} {age:>5} {pointer:>13} {in_flight:>13} {closing:>13}")?;
+    }
+    if !empty.is_empty() {
+        let leaders: BTreeSet<&str> = empty.iter().filter_map(|ring| ring.leader.as_deref()).collect();
+        let leaders: Vec<&str> = leaders.into_iter().collect();
+        let line = format!("  {} empty rings, led by {}", empty.len(), leaders.join(", "));
+        writeln!(text, "{}", fitted(&line, COLUMNS))?;
     }
     let in_flight = whole(total(rings.iter().map(|ring| ring.in_flight)));
     writeln!(text, "{in_flight} in flight; slot by slot: ackwheel status --ring N")
@@ -321,15 +392,7 @@ mod tests {
 
     fn report(rings: Vec<RingStatus>, groups: Vec<GroupReport>) -> StatusReport {
         let slots = rings.first().map_or(0, |ring| u16::try_from(ring.slots.len()).unwrap());
-        StatusReport {
-            sidecar: String::new(),
-            store: "redis".into(),
-            slots,
-            tick_ms: 1_000,
-            rings,
-            groups,
-            access: Vec::new(),
-        }
+        StatusReport { store: "redis".into(), slots, tick_ms: 1_000, rings, groups, ..StatusReport::default() }
     }
 
     fn drawn(report: &StatusReport, only: Option<u16>) -> String {

@@ -1,9 +1,11 @@
 //! The trait of a store, which has one or more rings, each with an outbox and a lease.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
 
 use super::lease::Lease;
 use super::outbox::Outbox;
@@ -37,6 +39,30 @@ pub struct RingParts {
     pub lease: Arc<dyn Lease>,
 }
 
+/// The servers and sidecars of a shared store, as one sidecar saw them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoreReport {
+    /// The servers that have a ring, checked once a minute.
+    pub servers: Vec<ServerReport>,
+    /// Settings of servers with which messages can be lost, each with the servers that it concerns.
+    pub warnings: BTreeMap<String, Vec<String>>,
+    /// The version of each sidecar that has reported within the last three minutes, by its unique name.
+    pub sidecars: BTreeMap<String, String>,
+}
+
+/// A server of a shared store.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerReport {
+    /// The address of the server.
+    pub address: String,
+    /// The version of the server; null if it does not report it.
+    pub version: Option<String>,
+    /// The number of connected replicas; null if the server does not report it.
+    pub replicas: Option<u64>,
+    /// The settings that decide whether messages can be lost. Empty if the server does not report them.
+    pub settings: BTreeMap<String, String>,
+}
+
 /// The storage for messages in flight and timeout batches.
 #[async_trait]
 pub trait Store: Send + Sync {
@@ -53,6 +79,11 @@ pub trait Store: Send + Sync {
     /// takes acknowledgements.
     fn is_full(&self) -> bool {
         false
+    }
+
+    /// Returns the last report about servers and sidecars. A store that is not shared has none.
+    fn report(&self) -> StoreReport {
+        StoreReport::default()
     }
 
     /// Saves the state, if the store can do so. Must be called after the last request. Returns a sentence for the log, or

@@ -23,6 +23,7 @@
 //! | `departed` | sorted set | dead sidecar with a kept `link:` key; its score is the tick at which it was found dead |
 //! | `link:<sidecar>` | hash | number of its connection; number and answer of its last requests; last outbox trim |
 //! | `news` | stream | about the last 16 hints that wake sidecars: `published`, `returned`, `vacant`, `handed` |
+//! | `versions` | hash | of ring 0 only: sidecar → its version, and the Unix time of its last check of Redis |
 //!
 //! # Tick sets
 //!
@@ -88,7 +89,7 @@ macro_rules! keys {
     };
 }
 
-keys! { meta lease candidates messages ticks held_acks outbox late groups sidecars departed news }
+keys! { meta lease candidates messages ticks held_acks outbox late groups sidecars departed news versions }
 
 impl Keys {
     /// Returns the key `link:<sidecar>` of any sidecar.

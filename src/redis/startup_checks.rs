@@ -1,14 +1,16 @@
 //! Checks the version and the settings of every Redis server that has a ring, at the start and then once a minute.
 //! Warns of settings with which messages can be lost. Defines the error of a store that cannot be opened.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use redis::{ErrorKind, InfoDict, RedisResult, ServerErrorKind};
 use tracing::{debug, warn};
 
 use crate::clock::Clock;
+use crate::core::{ServerReport, StoreReport};
 use crate::redis::connection::errors::{Fault, FaultKind};
 use crate::redis::options::{CHECK_TIMEOUT, START_TIMEOUT};
 use crate::redis::topology::dial::RedisConnection;
@@ -47,10 +49,10 @@ pub enum RedisStoreError {
 }
 
 /// The settings of a Redis server: from the name of a setting to its value.
-type Settings = HashMap<String, String>;
+type Settings = BTreeMap<String, String>;
 
 /// The text of each warning, with the addresses of the Redis servers that it concerns.
-pub(super) type Findings = BTreeMap<String, Vec<String>>;
+type Findings = BTreeMap<String, Vec<String>>;
 
 /// The checks of all Redis servers that have one of `slots`, the Cluster hash slots of the rings.
 pub(super) struct StartupChecks {
@@ -59,14 +61,18 @@ pub(super) struct StartupChecks {
     pub(super) clock: Arc<Clock>,
     /// The default ack timeout. `min-replicas-max-lag` must be less.
     pub(super) ack_timeout: Duration,
-    /// The findings of the last check.
-    pub(super) known: Findings,
+    /// The report of the last check.
+    pub(super) known: Arc<Mutex<StoreReport>>,
+    /// The key of the versions of all sidecars, in the Redis of the first ring.
+    pub(super) versions: String,
+    /// The unique name of this sidecar.
+    pub(super) sidecar: String,
 }
 
 impl StartupChecks {
     /// Waits for Redis for up to [`START_TIMEOUT`], checks it, and logs the findings. Returns an error at once if Redis
     /// denies access or is too old, because waiting would not help.
-    pub(super) async fn first(&mut self) -> Result<(), RedisStoreError> {
+    pub(super) async fn first(&self) -> Result<(), RedisStoreError> {
         let mut cause = None;
         let reached = async {
             loop {
@@ -94,78 +100,127 @@ impl StartupChecks {
 
     /// Repeats the checks every minute, because settings may change, and another server may become the primary. Never
     /// ends.
-    pub(super) async fn repeat(mut self) {
+    pub(super) async fn repeat(self) {
         loop {
             tokio::time::sleep(REPEAT_EVERY).await;
             match self.check_all().await {
                 Ok(findings) => self.report(findings),
-                Err(Fault { kind: FaultKind::Unfit, text }) => self.report(Findings::from([(text, Vec::new())])),
+                Err(Fault { kind: FaultKind::Unfit, text }) => {
+                    let last = self.known.lock().clone();
+                    self.report(StoreReport { warnings: Findings::from([(text, Vec::new())]), ..last });
+                }
                 // The connections of the rings already report an unreachable Redis.
                 Err(_) => {}
             }
         }
     }
 
-    /// Logs a warning for each finding that is new since the last check. Keeps `findings` for the next comparison.
-    fn report(&mut self, findings: Findings) {
-        for (text, nodes) in new(&findings, &self.known) {
+    /// Logs a warning for each finding that is new since the last check. Keeps `report` for the next comparison.
+    fn report(&self, report: StoreReport) {
+        let mut known = self.known.lock();
+        for (text, nodes) in new(&report.warnings, &known.warnings) {
             warn!(redis = nodes.join(", "), "{text}");
         }
-        self.known = findings;
+        *known = report;
     }
 
     /// Checks every Redis server. Returns an error if one of them is unreachable or too old.
-    async fn check_all(&self) -> Result<Findings, Fault> {
+    async fn check_all(&self) -> Result<StoreReport, Fault> {
         let found = self.topology.find_all(&self.slots, &self.clock).await?;
+        let first = found[0].to_string();
         let servers: BTreeMap<String, _> = found.into_iter().map(|found| (found.to_string(), found)).collect();
-        let mut findings = Findings::new();
+        let mut report = StoreReport::default();
         for (name, server) in servers {
             let mut connection = server.connect("checks", Some(CHECK_TIMEOUT)).await?;
-            if let Some(text) = too_old(&mut connection).await? {
+            let version = version(&mut connection).await?;
+            if let Some(text) = version.as_deref().and_then(too_old) {
                 return Err(Fault::new(FaultKind::Unfit, format!("{name}: {text}")));
             }
-            for finding in self.check_settings(&mut connection).await {
-                findings.entry(finding).or_default().push(name.clone());
+            let settings = settings(&mut connection).await;
+            for warning in self.check_settings(&settings) {
+                report.warnings.entry(warning).or_default().push(name.clone());
             }
+            let replicas = redis::cmd("INFO").arg("replication").query_async::<InfoDict>(&mut connection).await;
+            let replicas = replicas.ok().and_then(|info| info.get("connected_slaves"));
+            if name == first {
+                report.sidecars = self.exchange_versions(&mut connection).await.unwrap_or_else(|error| {
+                    debug!(%error, "the versions of the sidecars cannot be read and are not reported");
+                    BTreeMap::new()
+                });
+            }
+            report.servers.push(ServerReport { address: name, version, replicas, settings });
         }
-        Ok(findings)
+        Ok(report)
     }
 
-    async fn check_settings(&self, connection: &mut RedisConnection) -> Vec<String> {
-        let settings: RedisResult<Settings> =
-            redis::cmd("CONFIG").arg("GET").arg(&SETTINGS).query_async(connection).await;
-        match settings {
-            Ok(settings) => {
-                // A replica becomes the primary only with Sentinels or in a Cluster. So the settings for replicas
-                // matter only there.
-                let may_be_replaced = self.topology.kind != TopologyKind::Standalone;
-                let of_replicas = may_be_replaced.then(|| replicas(&settings, self.ack_timeout)).flatten();
-                [policy(&settings), persistence(&settings).map(str::to_owned), of_replicas]
-                    .into_iter()
-                    .flatten()
-                    .collect()
-            }
-            Err(error) => {
-                // Hosted services and ACLs may forbid CONFIG GET.
-                debug!(%error, ?SETTINGS, "these settings of Redis cannot be read and are not checked");
-                Vec::new()
-            }
+    /// Records the version of this sidecar in Redis, and returns those of all sidecars that did so recently. Removes
+    /// the others.
+    async fn exchange_versions(&self, connection: &mut RedisConnection) -> RedisResult<BTreeMap<String, String>> {
+        let (now, _): (u64, u64) = redis::cmd("TIME").query_async(connection).await?;
+        let mine = format!("{} {now}", env!("CARGO_PKG_VERSION"));
+        let mut commands = redis::pipe();
+        commands.hset(&self.versions, &self.sidecar, mine).ignore().hgetall(&self.versions);
+        let (all,): (BTreeMap<String, String>,) = commands.query_async(connection).await?;
+        let (recent, old) = recent_versions(all, now);
+        if !old.is_empty() {
+            redis::cmd("HDEL").arg(&self.versions).arg(&old).query_async::<()>(connection).await?;
         }
+        Ok(recent)
+    }
+
+    fn check_settings(&self, settings: &Settings) -> Vec<String> {
+        // Without settings, nothing is known.
+        if settings.is_empty() {
+            return Vec::new();
+        }
+        // A replica becomes the primary only with Sentinels or in a Cluster. So the settings for replicas matter only
+        // there.
+        let may_be_replaced = self.topology.kind != TopologyKind::Standalone;
+        let of_replicas = may_be_replaced.then(|| replicas(settings, self.ack_timeout)).flatten();
+        [policy(settings), persistence(settings).map(str::to_owned), of_replicas].into_iter().flatten().collect()
     }
 }
 
-async fn too_old(connection: &mut RedisConnection) -> RedisResult<Option<String>> {
-    let server = match redis::cmd("INFO").arg("server").query_async::<InfoDict>(connection).await {
+/// Reads the settings that are checked. Returns none if Redis does not report them.
+async fn settings(connection: &mut RedisConnection) -> Settings {
+    redis::cmd("CONFIG").arg("GET").arg(&SETTINGS).query_async(connection).await.unwrap_or_else(|error| {
+        // Hosted services and ACLs may forbid CONFIG GET.
+        debug!(%error, ?SETTINGS, "these settings of Redis cannot be read and are not checked");
+        Settings::new()
+    })
+}
+
+/// Splits the entries `version unix-time` of all sidecars into the versions of recent entries and the names of old
+/// ones.
+fn recent_versions(all: BTreeMap<String, String>, now: u64) -> (BTreeMap<String, String>, Vec<String>) {
+    let (mut recent, mut old) = (BTreeMap::new(), Vec::new());
+    for (sidecar, entry) in all {
+        let (version, at) = entry.rsplit_once(' ').unwrap_or_default();
+        match at.parse::<u64>() {
+            Ok(at) if now.saturating_sub(at) <= (REPEAT_EVERY * 3).as_secs() => {
+                recent.insert(sidecar, version.to_owned());
+            }
+            _ => old.push(sidecar),
+        }
+    }
+    (recent, old)
+}
+
+/// Reads the version of Redis. Returns none if Redis does not report it.
+async fn version(connection: &mut RedisConnection) -> RedisResult<Option<String>> {
+    match redis::cmd("INFO").arg("server").query_async::<InfoDict>(connection).await {
         Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => {
             debug!(%error, "the version of Redis cannot be read and is not checked");
-            return Ok(None);
+            Ok(None)
         }
-        answered => answered?,
-    };
-    let Some(version) = server.get::<String>("redis_version") else { return Ok(None) };
+        answered => Ok(answered?.get("redis_version")),
+    }
+}
+
+fn too_old(version: &str) -> Option<String> {
     let major = version.split('.').next().and_then(|major| major.parse::<u64>().ok()).unwrap_or_default();
-    Ok((major < OLDEST_MAJOR)
-        .then(|| format!("it is version {version}, and ackwheel needs Redis 7 or Valkey 7.2 or later: update it")))
+    (major < OLDEST_MAJOR)
+        .then(|| format!("it is version {version}, and ackwheel needs Redis 7 or Valkey 7.2 or later: update it"))
 }
 
 fn policy(settings: &Settings) -> Option<String> {
@@ -300,6 +355,15 @@ mod tests {
             assert!(text.contains("min-replicas-max-lag 10s") && text.contains(&format!("{timeout:?}")), "{text}");
         }
         assert!(lag("0", TIMEOUT).unwrap().contains("off"));
+    }
+
+    #[test]
+    fn a_version_counts_for_three_minutes() {
+        let entry = |sidecar: &str, text: &str| (sidecar.to_owned(), text.to_owned());
+        let all = [entry("a", "1.0.0 1000"), entry("b", "1.1.0 820"), entry("c", "1.0.0 819"), entry("d", "?")];
+        let (recent, old) = recent_versions(all.into(), 1_000);
+        assert_eq!(recent, BTreeMap::from([entry("a", "1.0.0"), entry("b", "1.1.0")]));
+        assert_eq!(old, ["c", "d"]);
     }
 
     #[test]

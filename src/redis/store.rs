@@ -1,18 +1,18 @@
 //! Opens the Redis store, with all its rings, and closes it.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{error, info, warn};
 
 use crate::clock::Clock;
-use crate::core::{Moment, Reason, Refusal, RingParts, Store};
+use crate::core::{Moment, Reason, Refusal, RingParts, Store, StoreReport};
 use crate::metrics::Metrics;
 use crate::redis::connection::errors::{Fault, FaultKind};
 use crate::redis::connection::hints;
@@ -42,6 +42,8 @@ pub struct RedisStore {
     links: Arc<[Arc<Link>]>,
     /// The outbox of each ring, and the task that sends this sidecar's heartbeats to that outbox.
     outboxes: Vec<(Arc<RedisOutbox>, AbortOnDropHandle<()>)>,
+    /// The report of the last check.
+    report: Arc<Mutex<StoreReport>>,
     _tasks: JoinSet<()>,
 }
 
@@ -70,12 +72,15 @@ impl RedisStore {
         let keys =
             (0..options.rings).map(|ring| Keys::new(&options.namespace, ring, options.wheel.slots(), &sidecar));
         let keys: Vec<Keys> = keys.collect();
-        let mut checks = StartupChecks {
+        let report = Arc::new(Mutex::new(StoreReport::default()));
+        let checks = StartupChecks {
             topology: Arc::clone(&topology),
             slots: keys.iter().map(|keys| keys.slot).collect(),
             clock: Arc::clone(clock),
             ack_timeout: options.wheel.ticks(options.wheel.slots().into()),
-            known: BTreeMap::new(),
+            known: Arc::clone(&report),
+            versions: keys[0].versions.clone(),
+            sidecar: sidecar.clone(),
         };
         checks.first().await?;
         warn_of_settings(&topology);
@@ -116,7 +121,7 @@ impl RedisStore {
         }
         tasks.spawn(checks.repeat());
         info!(namespace = options.namespace, rings = options.rings, sidecar, "the wheel is in Redis");
-        Ok(RedisStore { rings, links, outboxes, _tasks: tasks })
+        Ok(RedisStore { rings, links, outboxes, report, _tasks: tasks })
     }
 }
 
@@ -157,6 +162,10 @@ impl Store for RedisStore {
 
     fn is_full(&self) -> bool {
         self.links.iter().any(|link| link.is_full())
+    }
+
+    fn report(&self) -> StoreReport {
+        self.report.lock().clone()
     }
 
     async fn close(&self, _moment: Moment) -> Result<String, Refusal> {

@@ -72,6 +72,12 @@ impl Admission {
         self.shared.get()
     }
 
+    /// Returns the number of admitted connections of the listener that has most of them.
+    pub fn busiest_listener(&self) -> usize {
+        let free = self.listeners.iter().map(|listener| listener.free.available_permits()).min();
+        self.options.max_connections - free.unwrap_or_default()
+    }
+
     /// Sets the gauges of connections and of the certificate.
     pub fn set_gauges(&self) {
         let sum = |count: fn(&Connections) -> usize| self.listeners.iter().map(count).sum::<usize>() as u64;

@@ -100,6 +100,9 @@ impl Sidecar {
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = program(arguments);
         match arguments {
+            ["check", ..] => {
+                command.args(["--addr", &self.listen.to_string(), "--admin", &self.admin.to_string()])
+            }
             ["status", ..] | ["group", "list", ..] => command.args(["--admin", &self.admin.to_string()]),
             _ => command.args(["--addr", &self.listen.to_string()]),
         };
