@@ -87,9 +87,10 @@ impl Sidecar {
         let name = config.name.clone().unwrap_or_else(|| format!("{}:{}", host(), address.port()));
         let (clock, metrics) = (Arc::new(Clock::start()), Arc::new(Metrics::default()));
         let (access, certificate) = (mem::take(&mut config.access), config.certificate.take());
-        let admission = Admission::new(config.server.clone(), access, certificate, Arc::clone(&metrics));
+        let admission =
+            Admission::new(config.server.clone(), access, certificate, Arc::clone(&clock), Arc::clone(&metrics));
         let admission = Arc::new(admission);
-        let health = Arc::new(Health::new(&name, &admission, &clock, answer_thread));
+        let health = Arc::new(Health::new(&name, &admission, answer_thread));
         let mut tasks = JoinSet::new();
         let hosts = mem::take(&mut config.admin_hosts);
         tasks.spawn_on(admin::serve(admin_listener, Arc::clone(&health), hosts), &admin_thread.handle);

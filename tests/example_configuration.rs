@@ -147,6 +147,7 @@ fn every_key_uncommented_is_right_in_the_eyes_of_the_program() {
     for text in [memory, redis + "store = \"redis://127.0.0.1:6379/0\"\n", secured] {
         let path = folder.path().join("ackwheel.toml");
         fs::write(&path, text + &here).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
         let run = Run::of(program(&["serve", "--check-config", "--config"]).arg(&path));
         assert_eq!(run.output(), "the configuration is right\n");
     }

@@ -77,7 +77,7 @@ fn what_is_no_redis_has_no_namespace() {
     assert_names(delete("redis-sentinel://x", "im", &["--yes"]).error(64), &["--store", "?master=NAME"]);
     let unreachable = delete("redis://me:secret@127.0.0.1:9/0", "im", &["--yes"]);
     let text = unreachable.error(1);
-    assert_names(text, &["--store redis://me:***@127.0.0.1:9/0: "]);
+    assert_names(text, &["--store redis://***@127.0.0.1:9/0: "]);
     assert!(!text.contains("secret"), "{text}");
     assert_names(
         Run::of(&mut program(&["namespace", "delete", "--store", "redis://h/"])).error(64),

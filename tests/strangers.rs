@@ -30,7 +30,7 @@ impl Guarded {
     fn start(flags: &[&str]) -> Guarded {
         let folder = tempfile::tempdir().unwrap();
         let (socket, token) = (folder.path().join("socket"), folder.path().join("token"));
-        std::fs::write(&token, "a token that nobody guesses").unwrap();
+        std::fs::write(&token, "a-token-that-nobody-guesses").unwrap();
         let own = ["--socket", socket.to_str().unwrap(), "--token-file", token.to_str().unwrap()];
         let sidecar = Sidecar::start(&[&own[..], flags].concat());
         Guarded { sidecar, socket, _folder: folder }
@@ -47,7 +47,7 @@ impl Guarded {
 
 /// Says Hello with the token.
 fn greet(mut connection: Raw) -> Raw {
-    let welcome = connection.ask(&frames::hello((1, 1), b"a token that nobody guesses"));
+    let welcome = connection.ask(&frames::hello((1, 1), b"a-token-that-nobody-guesses"));
     assert_eq!(welcome.kind, frames::WELCOME, "{welcome:?}");
     connection
 }

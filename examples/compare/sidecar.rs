@@ -103,7 +103,9 @@ fn addresses(log: &mut BufReader<ChildStderr>) -> anyhow::Result<(SocketAddr, St
     for line in log.lines() {
         let line = line?;
         let fields = serde_json::from_str::<Value>(&line).unwrap_or_default()["fields"].take();
-        if let (Some(listen), Some(admin)) = (fields["listen"].as_str(), fields["admin"].as_str()) {
+        if fields["message"] == "listening"
+            && let (Some(listen), Some(admin)) = (fields["listen"].as_str(), fields["admin"].as_str())
+        {
             return Ok((listen.parse()?, admin.to_owned()));
         }
         said = said + "\n" + &line;

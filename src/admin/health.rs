@@ -12,7 +12,6 @@ use tracing::{debug, warn};
 use super::history::{Counters, History, KEPT, SAMPLE_EVERY};
 use super::shared_answer::SharedAnswer;
 use super::status::{AccessReport, GroupReport, LastMinutes, LimitReport, RatesReport, StatusReport};
-use crate::clock::Clock;
 use crate::core::{
     Backlog, CLOCK_BEAT, GroupBacklog, GroupName, MAX_GROUPS, Reason, Refusal, RingStatus, Tick, TickCounts,
     TickReport, merge_backlogs,
@@ -27,8 +26,6 @@ pub struct Health {
     pub name: String,
     /// The parts that check new connections. They contain the parts that depend on the store, once it is open.
     pub admission: Arc<Admission>,
-    /// The clock of the sidecar.
-    pub clock: Arc<Clock>,
     /// The tickers, in the order of the rings. Not set while the store is being opened.
     tickers: OnceLock<Vec<TickerHandle>>,
     /// Whether the sidecar drains.
@@ -47,15 +44,14 @@ pub(super) const OPENING: &str =
 
 impl Health {
     /// Creates the report of a sidecar whose store is not open yet. `answers` is the thread that asks the store.
-    pub fn new(name: &str, admission: &Arc<Admission>, clock: &Arc<Clock>, answers: RuntimeThread) -> Health {
+    pub fn new(name: &str, admission: &Arc<Admission>, answers: RuntimeThread) -> Health {
         let answers = Arc::new(answers);
         Health {
             name: name.to_owned(),
             admission: Arc::clone(admission),
-            clock: Arc::clone(clock),
             tickers: OnceLock::new(),
             draining: AtomicBool::new(false),
-            history: Mutex::new(History::starting(clock.now())),
+            history: Mutex::new(History::starting(admission.clock.now())),
             metrics_answer: SharedAnswer::made_on(&answers),
             status_answer: SharedAnswer::made_on(&answers),
         }
@@ -77,7 +73,7 @@ impl Health {
     /// not allowed to move its pointer.
     pub async fn stalled(&self) -> Option<Duration> {
         let silence = || {
-            let now = self.clock.now();
+            let now = self.admission.clock.now();
             self.tickers().iter().map(|ticker| ticker.silence(now)).max().filter(|silence| *silence > LIVENESS)
         };
         silence()?;
@@ -90,7 +86,7 @@ impl Health {
     /// answer counts as led by another sidecar.
     pub(super) async fn refresh_metrics(&self) {
         let Some(shared) = self.admission.shared() else { return self.set_metrics(&[], &Backlog::default(), &[]) };
-        let (rings, now) = (shared.store.rings(), self.clock.now());
+        let (rings, now) = (shared.store.rings(), self.admission.clock.now());
         let statuses = join_all(rings.iter().map(|parts| parts.ring.status(now))).await;
         let leads = |status: &Result<RingStatus, Refusal>| status.as_ref().is_ok_and(|status| status.leads);
         let led = rings.iter().zip(&statuses).filter(|(_, status)| leads(status));
@@ -163,7 +159,7 @@ impl Health {
     pub async fn sample(self: Arc<Health>) {
         loop {
             tokio::time::sleep(SAMPLE_EVERY).await;
-            self.history.lock().record(self.clock.now(), Counters::read(&self.admission.metrics));
+            self.history.lock().record(self.admission.clock.now(), Counters::read(&self.admission.metrics));
         }
     }
 

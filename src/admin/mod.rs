@@ -108,7 +108,7 @@ async fn metrics(State(health): State<Arc<Health>>) -> Answer {
         Answer(StatusCode::OK, prometheus::TEXT_FORMAT, Bytes::from(health.admission.metrics.render()))
     };
     let of = Arc::clone(&health);
-    let fresh = health.metrics_answer.get(&health.clock, async move {
+    let fresh = health.metrics_answer.get(&health.admission.clock, async move {
         of.refresh_metrics().await;
         text(&of)
     });
@@ -144,7 +144,7 @@ async fn readyz(State(health): State<Arc<Health>>) -> (StatusCode, &'static str)
 async fn status(State(health): State<Arc<Health>>) -> Answer {
     let failed = |text| Answer(StatusCode::SERVICE_UNAVAILABLE, "text/plain; charset=utf-8", Bytes::from(text));
     let of = Arc::clone(&health);
-    let answer = health.status_answer.get(&health.clock, async move {
+    let answer = health.status_answer.get(&health.admission.clock, async move {
         let Some(shared) = of.admission.shared() else { return failed(String::from(OPENING)) };
         match of.report(shared).await {
             Ok(report) => {

@@ -1,5 +1,6 @@
 //! Parses the command line and runs the verb that it names, such as `serve` or `ping`.
 
+mod admin_address;
 mod bench;
 mod check;
 mod connect;

@@ -6,8 +6,9 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 
 use super::Failure;
+use super::admin_address::AdminAddress;
 use super::connect::Connect;
-use super::status::{AdminAddress, group_table};
+use super::status::group_table;
 use super::text::escaped;
 use crate::client::AddOptions;
 use crate::core::{AddOutcome, GroupName, Message};

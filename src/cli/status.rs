@@ -11,13 +11,11 @@ use std::time::Duration;
 
 use clap::Args;
 use tokio::task::spawn_blocking;
-use ureq::http::StatusCode;
 
-use super::connect::{DEFAULT_ADMIN, admin, patience};
-use super::text::{COLUMNS, escaped, fitted, padded, plain, span, span_of_seconds, whole};
+use super::admin_address::AdminAddress;
+use super::text::{COLUMNS, fitted, padded, span, span_of_seconds, whole};
 use super::{Failure, block_on};
 use crate::admin::status::{GroupReport, RatesReport, StatusReport};
-use crate::bench;
 use crate::core::{RingStatus, Tick, TickReport};
 use crate::ticker::RECENT_TICKS;
 
@@ -54,10 +52,6 @@ const LONG_BEHIND: Duration = Duration::from_secs(2);
 /// A pointer counts as stalled if it is late by more ticks than this, and also by more than [`LONG_BEHIND`].
 const TICKS_BEHIND: u32 = 2;
 
-/// How many characters of an error answer are printed. A sidecar's answer is shorter, but another server may send a
-/// whole page.
-const MAX_WORDS: usize = 1_000;
-
 /// Show the ring, slot by slot, and the groups
 ///
 /// A ring of many slots is drawn in at most 30 rows. Several rings have a line each, and --ring draws one of them. `!`
@@ -75,33 +69,6 @@ pub(super) struct Status {
     /// Show the status again every second, until Ctrl-C
     #[arg(long)]
     watch: bool,
-}
-
-/// The flags of all verbs that ask the admin address of a sidecar.
-#[derive(Args, Debug)]
-pub(super) struct AdminAddress {
-    /// The sidecar's admin address
-    #[arg(long, env = "ACKWHEEL_ADMIN", default_value = DEFAULT_ADMIN, value_name = "HOST:PORT", value_parser = admin)]
-    admin: String,
-    /// How long to wait for the answer
-    #[arg(long, default_value = "5s", value_name = "DURATION", value_parser = patience)]
-    timeout: Duration,
-}
-
-impl AdminAddress {
-    /// Asks for the status. Returns the report, and the text that the sidecar has sent.
-    pub(super) fn report(&self) -> Result<(StatusReport, String), Failure> {
-        let url = format!("http://{}/status", self.admin);
-        let (code, text) = bench::get(&url, self.timeout).map_err(Failure::Run)?;
-        if code != StatusCode::OK {
-            let words = text.trim().chars().take(MAX_WORDS);
-            let words: String = words.map(|one| if one == '\n' { one } else { plain(one) }).collect();
-            return Err(Failure::Run(format!("{url} answers {code}: {words}")));
-        }
-        let report = serde_json::from_str(&text)
-            .map_err(|error| Failure::Run(escaped(&format!("{url} is no status of ackwheel: {error}"))))?;
-        Ok((report, text))
-    }
 }
 
 impl Status {

@@ -1,7 +1,6 @@
 //! Decides whether a connection is admitted: by the bounds of its listener, and by its Hello.
 
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tracing::{debug, warn};
@@ -11,6 +10,7 @@ use super::credentials::Certificate;
 use super::memory_budget::MemoryBudget;
 use super::shared::{ServerOptions, Shared};
 use super::unauthenticated::Unauthenticated;
+use crate::clock::Clock;
 use crate::core::{Reason, Refusal};
 use crate::metrics::{Metrics, gauge_value};
 use crate::protocol::frame::{Hello, VERSIONS};
@@ -31,6 +31,8 @@ pub struct Admission {
     pub certificate: Option<Certificate>,
     /// The memory of the buffers of all connections.
     pub memory: Arc<MemoryBudget>,
+    /// The clock of the sidecar.
+    pub clock: Arc<Clock>,
     /// The metrics of the sidecar.
     pub metrics: Arc<Metrics>,
     /// The parts that sessions share. Not set while the store is being opened.
@@ -52,6 +54,7 @@ impl Admission {
         options: ServerOptions,
         access: Access,
         certificate: Option<Certificate>,
+        clock: Arc<Clock>,
         metrics: Arc<Metrics>,
     ) -> Admission {
         let listeners = MAX_UNAUTHENTICATED.map(|max| Connections {
@@ -59,7 +62,7 @@ impl Admission {
             free: Arc::new(Semaphore::new(options.max_connections)),
         });
         let memory = Arc::new(MemoryBudget::new(options.max_connection_memory));
-        Admission { options, access, certificate, memory, metrics, shared: OnceLock::new(), listeners }
+        Admission { options, access, certificate, memory, clock, metrics, shared: OnceLock::new(), listeners }
     }
 
     /// Admits clients from now on. Must be called once.
@@ -107,8 +110,12 @@ impl Admission {
             );
             return Err(Refusal::new(Reason::UnsupportedVersion, text));
         }
-        let now = Instant::now();
-        let grant = self.access.admit(&hello.token.0, client.peer, client.certificate_name.as_deref(), now)?;
+        let grant = self.access.admit(
+            &hello.token.0,
+            client.peer,
+            client.certificate_name.as_deref(),
+            self.clock.now(),
+        )?;
         let Some(shared) = self.shared() else {
             let text = "this sidecar is starting, and its store is being opened: connect again in a second";
             return Err(Refusal::new(Reason::Starting, text));
@@ -135,7 +142,7 @@ impl Admission {
     }
 }
 
-/// What is known of a client before its Hello.
+/// The properties of a client that are known before its Hello.
 pub(super) struct Client {
     pub(super) peer: Peer,
     /// The name in the client certificate, if the client has one that was verified.
