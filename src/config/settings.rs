@@ -123,9 +123,9 @@ settings! {
     ADDRESSES, admin_host: String, "ACKWHEEL_ADMIN_HOST", "NAMES";
     /// Name of this sidecar in the status, 1 to 128 bytes [default: the host's name and the port of --listen]
     ADDRESSES, name: String, "ACKWHEEL_NAME", "NAME";
-    /// File with the tokens that clients may present, one a line: [NAME:]TOKEN [RIGHT,...]. A token has 1 to 1024 bytes; a
-    /// right is produce, consume or admin, and without one a token has all. It is read again when it changes
-    /// [default: none]
+    /// File with the tokens that clients may present, one a line: NAME:TOKEN RIGHT,RIGHT. The name is optional. A token
+    /// has 1 to 1024 bytes; a right is produce, consume or admin, and without one a token has all. It is read again when
+    /// it changes [default: none]
     ACCESS, token_file: PathBuf, "ACKWHEEL_TOKEN_FILE", "FILE";
     /// Certificate chain in PEM: with it --listen speaks TLS. It is read again when it changes [default: none]
     ACCESS, tls_cert: PathBuf, "ACKWHEEL_TLS_CERT", "FILE";
