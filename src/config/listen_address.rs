@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 
-use super::ConfigError;
+use super::settings::ConfigError;
 
 /// Resolves `text`, the value of `flag`. Refuses a name of several addresses.
 pub(super) fn address(flag: &str, text: &str) -> Result<SocketAddr, ConfigError> {

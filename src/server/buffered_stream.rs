@@ -21,21 +21,15 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::either::Either;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
+use super::buffer::Buffer;
 use super::memory_budget::Charge;
-use crate::core::{MAX_BATCH_MESSAGES, RequestBatch};
+use crate::core::RequestBatch;
 use crate::protocol::codec::EchoedPings;
-use crate::protocol::frame::TIMED_OUT_LENGTH;
 use crate::protocol::{Codec, DecodeError, Decoded};
 use crate::ticker::read_barrier::{Member, ReadBarrier, UnprocessedInput};
 
 /// The maximum number of bytes of one read: room for about 4,000 message ids, which have 8 bytes each.
 pub(super) const READ_SIZE: usize = 32 * 1024;
-
-/// The limit for the memory of an idle connection: a buffer with a larger capacity is freed once it is empty. A timeout
-/// batch fits into this capacity, so that a subscriber does not allocate a buffer for every batch.
-const KEEP_CAPACITY: usize = 72 * 1024;
-
-const _: () = assert!(MAX_BATCH_MESSAGES * TIMED_OUT_LENGTH + 1024 < KEEP_CAPACITY);
 
 /// The maximum number of bytes that are read and dropped when a connection closes. If unread bytes remained, the kernel
 /// would reset the connection, and the peer could not read the last Error frame.
@@ -68,29 +62,6 @@ pub(super) enum IoEvent {
 thread_local! {
     /// The buffer into which all connections of a thread read, so that an idle connection needs no memory for input.
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Bytes, and the memory that was allocated for them.
-#[derive(Default)]
-struct Buffer {
-    bytes: BytesMut,
-    /// The largest capacity since the memory was allocated. Taking bytes from the front reduces the capacity of
-    /// `bytes`, but frees nothing.
-    allocated: usize,
-}
-
-impl Buffer {
-    fn allocated(&mut self) -> usize {
-        self.allocated = self.allocated.max(self.bytes.capacity());
-        self.allocated
-    }
-
-    /// If there are no bytes, frees memory that is large, or that the memory budget does not let the connection keep.
-    fn free_if_unused(&mut self, charge: &Charge) {
-        if self.bytes.is_empty() && (self.allocated() > KEEP_CAPACITY || !charge.may_keep()) {
-            *self = Buffer::default();
-        }
-    }
 }
 
 pub(super) struct BufferedStream {

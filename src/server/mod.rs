@@ -4,6 +4,7 @@
 mod acceptor;
 mod access;
 mod admission;
+mod buffer;
 mod buffered_stream;
 mod control_requests;
 mod credentials;
