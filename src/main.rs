@@ -47,7 +47,7 @@ async fn run_sidecar(config: Config) -> Result<(), Failure> {
     let mut signals = StopSignals::listen()?;
     let manager = ServiceManager::of_process();
 
-    // Build. Until the store is open, the sidecar accepts no connection and reads no state file. So a signal during
+    // Build. Until the store is open, the sidecar admits no client and has no message in flight. So a signal during
     // this step needs no drain.
     manager.starting("opening the store").await;
     let socket = config.socket.clone();

@@ -1,5 +1,5 @@
 //! Accepts connections on a thread of its own: makes TLS handshakes, reads Hello, and checks the token. Only an
-//! admitted connection goes to the threads that serve, so a stranger costs the clients no time there.
+//! admitted connection goes to the threads that serve, so an unauthenticated peer costs the clients no time there.
 //!
 //! ```text
 //!   accept ──▶ TLS handshake ──▶ Hello ──▶ admit ──▶ session on a serving thread

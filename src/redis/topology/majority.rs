@@ -216,9 +216,10 @@ impl Views {
         (voting, of)
     }
 
-    /// Returns the total number of votes of Sentinels: the number that a majority of the Sentinels in `--store` report,
-    /// and at least the number of these Sentinels. Two addresses are of one Sentinel if they report the same id and the
-    /// same primary. Otherwise a Sentinel that lies about its id could replace another.
+    /// Returns the total number of votes of Sentinels: the highest number that at least half of the answering Sentinels
+    /// in `--store` report or exceed, but at least the number of the Sentinels in `--store`. Two addresses are of one
+    /// Sentinel if they report the same id and the same primary. Otherwise a Sentinel that lies about its id could
+    /// replace another.
     fn total_of_sentinels(&self, slot: Slot) -> usize {
         let mut reported: Vec<usize> =
             self.by_node.values().filter(|view| self.is_named(view)).map(|view| view.voters).collect();
