@@ -23,7 +23,8 @@ use super::access::Peer;
 use super::admission::{Admission, Admitted, Client, log_refusal};
 use super::buffered_stream::{BufferedStream, IoEvent, Socket, Stream};
 use super::credentials::{certificate_name, log_failed_handshake};
-use super::session::{CLOSE_TIMEOUT, Greeting, Session};
+use super::native::Greeting;
+use super::session::{CLOSE_TIMEOUT, Session};
 use super::shared::Phase;
 use super::unauthenticated::Place;
 use crate::clock::stall_aware_timeout;
@@ -152,7 +153,7 @@ impl Acceptor {
                     // Hold the permit until the end of the task. It is released even if the task panics.
                     let _permit = permit;
                     let greeting = Greeting { correlation, version };
-                    Session::new(stream, greeting, grant, shared, phase).run(unanswered).await;
+                    Session::welcome(stream, greeting, grant, shared, phase).run(unanswered).await;
                 };
                 self.sessions.spawn_on(contained(session.instrument(Span::current())), &self.serving);
             }

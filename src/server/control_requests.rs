@@ -1,18 +1,19 @@
-//! Handles every frame other than AddNewMsg and DelMsg, and sends refusals.
+//! The native protocol: handles every frame other than AddNewMsg and DelMsg, and sends refusals.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tracing::{debug, info};
 
-use super::pending_requests::{Completed, Weight};
+use super::native::{Completed, Native};
+use super::pending_requests::Weight;
 use super::session::{Session, State};
 use super::shared::MAX_CREDIT;
 use super::tokens::Right;
 use crate::core::{BatchId, GroupNameError, GroupOptions, Reason, Refusal};
 use crate::protocol::frame::{Body, Frame, FrameType, Subscribe};
 
-impl Session {
+impl Session<Native> {
     pub(super) fn handle_frame(&mut self, frame: Frame) {
         let Frame { correlation, body } = frame;
         let accepted = match body {
@@ -34,15 +35,10 @@ impl Session {
         }
     }
 
-    /// Checks that the connection has the right that a request needs.
-    pub(super) fn check_right(&self, right: Right) -> Result<(), Refusal> {
-        self.grant.check(right)
-    }
-
     /// Answers a request that the store has completed.
     pub(super) fn answer(&mut self, completed: Completed) {
         if matches!(completed, Completed::Subscribe(..)) {
-            self.is_subscribing = false;
+            self.protocol.is_subscribing = false;
         }
         match completed {
             Completed::Answer(correlation, Ok(body)) => self.send(&Frame::new(correlation, body)),
@@ -50,7 +46,7 @@ impl Session {
                 let (group, created) = (subscription.group.to_string(), subscription.created);
                 self.send(&Frame::new(correlation, Body::Subscribed { group, created }));
                 if self.state == State::Serving && !self.stream.write_failed {
-                    self.subscription = Some((correlation, subscription));
+                    self.protocol.subscription = Some((correlation, subscription));
                 }
             }
             Completed::Answer(correlation, Err(refusal)) | Completed::Subscribe(correlation, Err(refusal)) => {
@@ -79,15 +75,15 @@ impl Session {
     pub(super) fn refuse_broken_frame(&mut self, correlation: u32, refusal: Refusal) {
         if self.pending.is_waiting() {
             self.end();
-            self.final_error = Some((correlation, refusal));
+            self.protocol.final_error = Some((correlation, refusal));
         } else {
             self.refuse(correlation, &refusal);
         }
     }
 
     fn subscribe(&mut self, correlation: u32, request: &Subscribe) -> Result<(), Refusal> {
-        self.check_right(Right::Consume)?;
-        if self.subscription.is_some() || self.is_subscribing {
+        self.grant.check(Right::Consume)?;
+        if self.protocol.subscription.is_some() || self.protocol.is_subscribing {
             let text = "this connection already has a subscription: open another connection for a second one";
             return Err(Refusal::new(Reason::AlreadySubscribed, text));
         }
@@ -105,7 +101,7 @@ impl Session {
         let (credit, ephemeral) = (u64::from(request.credit), request.ephemeral);
         let options = GroupOptions { from_end: request.from_end || ephemeral, ephemeral };
         let delivery = Arc::clone(&self.shared.delivery);
-        self.is_subscribing = true;
+        self.protocol.is_subscribing = true;
         self.pending.push(Weight::Other(0), async move {
             Completed::Subscribe(correlation, delivery.subscribe(group, credit, options).await)
         });
@@ -113,8 +109,8 @@ impl Session {
     }
 
     fn batch_ack(&mut self, correlation: u32, batches: Vec<BatchId>) -> Result<(), Refusal> {
-        self.check_right(Right::Consume)?;
-        let (_, subscription) = self.subscription.as_ref().ok_or_else(not_subscribed)?;
+        self.grant.check(Right::Consume)?;
+        let (_, subscription) = self.protocol.subscription.as_ref().ok_or_else(not_subscribed)?;
         let (count, settled) = (batches.len(), subscription.ack(batches));
         self.pending.push(Weight::Other(count), async move {
             let settled = settled.await.map(|settled| u32::try_from(settled).unwrap_or(u32::MAX));
@@ -124,8 +120,8 @@ impl Session {
     }
 
     fn batch_nack(&mut self, correlation: u32, batch: BatchId, delay_ms: u32) -> Result<(), Refusal> {
-        self.check_right(Right::Consume)?;
-        let (_, subscription) = self.subscription.as_ref().ok_or_else(not_subscribed)?;
+        self.grant.check(Right::Consume)?;
+        let (_, subscription) = self.protocol.subscription.as_ref().ok_or_else(not_subscribed)?;
         let held = subscription.nack(batch, Duration::from_millis(u64::from(delay_ms)));
         self.pending.push(Weight::Other(0), async move {
             Completed::Answer(correlation, Ok(Body::BatchNackAnswer { held: held.await }))
@@ -134,10 +130,11 @@ impl Session {
     }
 
     fn group_delete(&mut self, correlation: u32, name: &str) -> Result<(), Refusal> {
-        self.check_right(Right::Admin)?;
+        self.grant.check(Right::Admin)?;
         let bad_name = |error: GroupNameError| Refusal::new(Reason::BadGroupName, error.to_string());
         let group = name.parse().map_err(bad_name)?;
-        let (delivery, deletions) = (Arc::clone(&self.shared.delivery), Arc::clone(&self.group_deletions));
+        let (delivery, deletions) =
+            (Arc::clone(&self.shared.delivery), Arc::clone(&self.protocol.group_deletions));
         self.pending.push(Weight::Other(0), async move {
             let Ok(_turn) = deletions.acquire().await else { return Completed::NotBegun };
             Completed::Answer(correlation, delivery.delete_group(&group).await.map(|()| Body::GroupDeleteAnswer))

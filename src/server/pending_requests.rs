@@ -13,10 +13,8 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 
 use crate::core::{Operation, Refusal, Request, RequestBatch, Requester};
-use crate::delivery::Subscription;
 use crate::metrics::Metrics;
 use crate::process::panics::uncontained;
-use crate::protocol::frame::Body;
 
 /// The number of waiting requests at which a connection is no longer read.
 pub(super) const MAX_REQUESTS: usize = 1_024;
@@ -27,7 +25,7 @@ pub(super) const MAX_REQUESTS: usize = 1_024;
 /// session reads for the read barrier, before a tick expires: then [`MAX_REQUESTS`] does not apply.
 const MAX_MESSAGES: usize = 16_384;
 
-type RequestFuture = Pin<Box<dyn Future<Output = (Weight, Completed)> + Send>>;
+type RequestFuture<C> = Pin<Box<dyn Future<Output = (Weight, C)> + Send>>;
 
 /// The number of messages that are counted for a waiting request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,12 +46,10 @@ impl Weight {
     }
 }
 
-/// A request that waited for the store: its correlation id and its outcome.
-pub(super) enum Completed {
-    Answer(u32, Result<Body, Refusal>),
-    Subscribe(u32, Result<Subscription, Refusal>),
-    /// The connection ended before the request was begun.
-    NotBegun,
+/// The result of a request that waited for the store.
+pub(super) trait Completion {
+    /// Returns the refusal, if the store refused the request.
+    fn refusal(&self) -> Option<&Refusal>;
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -63,14 +59,19 @@ struct Count {
 }
 
 /// The requests that wait, and their counts.
-#[derive(Default)]
-pub(super) struct PendingRequests {
-    requests: FuturesUnordered<RequestFuture>,
+pub(super) struct PendingRequests<C> {
+    requests: FuturesUnordered<RequestFuture<C>>,
     acks: Count,
     others: Count,
 }
 
-impl PendingRequests {
+impl<C> Default for PendingRequests<C> {
+    fn default() -> PendingRequests<C> {
+        PendingRequests { requests: FuturesUnordered::new(), acks: Count::default(), others: Count::default() }
+    }
+}
+
+impl<C: Completion + Send + 'static> PendingRequests<C> {
     /// Counts a request that was submitted to the rings. The caller must call [`PendingRequests::end`] when the request
     /// is complete.
     pub(super) fn begin(&mut self, weight: Weight) {
@@ -87,7 +88,7 @@ impl PendingRequests {
     }
 
     /// Adds the future of a request, and counts the request until the future completes.
-    pub(super) fn push(&mut self, weight: Weight, request: impl Future<Output = Completed> + Send + 'static) {
+    pub(super) fn push(&mut self, weight: Weight, request: impl Future<Output = C> + Send + 'static) {
         self.begin(weight);
         let request = uncontained(request);
         self.requests.push(Box::pin(async move { (weight, request.await) }));
@@ -95,7 +96,7 @@ impl PendingRequests {
 
     /// Waits until a request that was added by [`PendingRequests::push`] is complete, and returns it. Returns `None` at
     /// once if no such request waits. Cancel-safe.
-    pub(super) async fn next(&mut self) -> Option<Completed> {
+    pub(super) async fn next(&mut self) -> Option<C> {
         let (weight, completed) = self.requests.next().await?;
         self.end(weight);
         Some(completed)
@@ -136,9 +137,7 @@ impl PendingRequests {
                     completed.clear(0);
                 }
                 Some(completed) = self.next() => {
-                    if let Completed::Answer(_, Err(refusal)) | Completed::Subscribe(_, Err(refusal)) = completed {
-                        metrics.refusals.of(refusal.reason).inc();
-                    }
+                    completed.refusal().iter().for_each(|refusal| metrics.refusals.of(refusal.reason).inc());
                 }
             }
         }
@@ -147,6 +146,7 @@ impl PendingRequests {
 
 #[cfg(test)]
 mod tests {
+    use super::super::native::Completed;
     use super::*;
 
     #[tokio::test]
@@ -176,7 +176,7 @@ mod tests {
 
     #[tokio::test]
     async fn requests_that_are_completed_outside_of_the_queue_count_too() {
-        let mut pending = PendingRequests::default();
+        let mut pending: PendingRequests<Completed> = PendingRequests::default();
         pending.begin(Weight::Acks(3));
         pending.begin(Weight::Other(MAX_MESSAGES + 1));
         assert!(pending.is_waiting() && !pending.has_room(MAX_REQUESTS, || true));

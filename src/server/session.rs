@@ -1,9 +1,9 @@
-//! Serves one connection, from Welcome to its end.
+//! Serves one admitted connection to its end. The type parameter is the protocol that the client speaks.
 //!
 //! ```text
-//!  serving ── GoAway, end of stream ──▶ ended ── all answers written ──▶ connection closed
-//!     │                                                                        ▲
-//!     └── Error that closes, lost connection ──▶ closing ── queue written ─────┘
+//!  serving ── end of stream, drain ──▶ ended ── all answers written ──▶ connection closed
+//!     │                                                                       ▲
+//!     └── error that closes, lost connection ──▶ closing ── queue written ────┘
 //! ```
 
 use std::future::poll_fn;
@@ -11,7 +11,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::time::Sleep;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::info;
@@ -19,14 +19,11 @@ use tracing::info;
 use super::access::Grant;
 use super::buffered_stream::BufferedStream;
 use super::keep_alive::{Action, KeepAlive};
-use super::pending_requests::{MAX_REQUESTS, PendingRequests};
-use super::shared::{DRAIN_GRACE, MAX_CREDIT, Phase, Shared};
+use super::pending_requests::{Completion, MAX_REQUESTS, PendingRequests};
+use super::shared::{Phase, Shared};
 use crate::clock::stall_aware_timeout;
-use crate::core::{Delivery as Delivered, Reason, Refusal, RequestBatch, Requester};
-use crate::delivery::Subscription;
+use crate::core::{Reason, Refusal, RequestBatch, Requester};
 use crate::process::panics::contained;
-use crate::protocol::Codec;
-use crate::protocol::frame::{Body, Frame, FrameType, GoAwayReason, MAX_MESSAGES, Welcome};
 use crate::ticker::read_barrier::Member;
 
 /// How often a session with too many waiting requests checks whether the store is up. While the store is unreachable,
@@ -37,7 +34,60 @@ const STORE_CHECK: Duration = Duration::from_millis(100);
 /// How long the peer may take to read the last queued bytes when the connection closes.
 pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-pub(super) struct Session {
+/// A protocol of clients: how a session reads requests and writes answers.
+pub(super) trait ClientProtocol: Sized + Send + 'static {
+    /// The result of a request that waited for the store.
+    type Completed: Completion + Send + 'static;
+    /// An event of [`ClientProtocol::next_event`].
+    type Event: Send;
+
+    /// Handles the complete requests in the input.
+    fn read_requests(session: &mut Session<Self>);
+
+    /// Sends the answers to adds (AddNewMsg) and dels (DelMsg) that are complete.
+    fn send_answers(session: &mut Session<Self>, batch: &RequestBatch);
+
+    /// Answers a request that was added to [`Session::pending`] and is complete.
+    fn answer(session: &mut Session<Self>, completed: Self::Completed);
+
+    /// Waits for an event of the protocol, such as a batch to be sent. Never resolves if there is none. Cancel-safe.
+    fn next_event(&mut self) -> impl Future<Output = Option<Self::Event>> + Send;
+
+    /// Handles an event of [`ClientProtocol::next_event`].
+    fn handle_event(session: &mut Session<Self>, event: Self::Event);
+
+    /// Sends a refusal that ends the connection.
+    fn refuse_connection(session: &mut Session<Self>, refusal: &Refusal);
+
+    /// Ends waiting for batches, because the peer can get no more.
+    fn stop_delivery(&mut self);
+
+    /// Handles that the socket took bytes.
+    fn written(_session: &mut Session<Self>) {}
+
+    /// Sends a Ping.
+    fn ping(_session: &mut Session<Self>) {}
+
+    /// Tells the peer that the sidecar drains.
+    fn announce_drain(_session: &mut Session<Self>) {}
+
+    /// Sends the answer that must follow all others. Called while no request waits for the store, and the session no
+    /// longer reads. Returns whether there was one.
+    fn send_last_answer(_session: &mut Session<Self>) -> bool {
+        false
+    }
+
+    /// Returns whether answers are not queued yet, although no request waits for the store.
+    fn owes_answers(&self) -> bool;
+
+    /// Returns whether the protocol itself can take another request. `max_requests` is the limit for the number of
+    /// waiting requests.
+    fn has_room(&self, _max_requests: usize) -> bool {
+        true
+    }
+}
+
+pub(super) struct Session<P: ClientProtocol> {
     pub(super) shared: Arc<Shared>,
     pub(super) stream: BufferedStream,
     phase: watch::Receiver<Phase>,
@@ -52,21 +102,14 @@ pub(super) struct Session {
     timer: Pin<Box<Sleep>>,
     /// Submits adds and dels to the rings.
     pub(super) requester: Requester,
-    pub(super) pending: PendingRequests,
+    pub(super) pending: PendingRequests<P::Completed>,
     /// Adds (AddNewMsg) and dels (DelMsg) that the store completed after the call that submitted them. Empty once they
     /// are answered.
     pub(super) completed: RequestBatch,
-    /// The subscription, with the correlation id of its Subscribe.
-    pub(super) subscription: Option<(u32, Subscription)>,
-    /// Whether a Subscribe waits for the store.
-    pub(super) is_subscribing: bool,
-    /// Limits this connection to one group deletion at a time, because a deletion holds a lock that other connections
-    /// may need. Closed when the connection ends, so that waiting deletions do not begin.
-    pub(super) group_deletions: Arc<Semaphore>,
-    /// The Error that ends the connection. It is sent after the answers to all earlier requests.
-    pub(super) final_error: Option<(u32, Refusal)>,
     /// Bytes read since the session last yielded to other tasks of its thread.
     pub(super) read_since_yield: usize,
+    /// The state of the protocol.
+    pub(super) protocol: P,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,62 +121,46 @@ pub(super) enum State {
     Closing,
 }
 
-/// The part of an accepted Hello that the Welcome answers.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Greeting {
-    pub(super) correlation: u32,
-    /// The version of the protocol that the connection uses.
-    pub(super) version: u8,
-}
-
-impl Session {
-    /// Creates the session of an admitted client and queues its Welcome. `stream` may contain frames that followed the
-    /// Hello.
+impl<P: ClientProtocol> Session<P> {
+    /// Creates the session of an admitted client. `stream` may contain requests that followed the greeting.
     pub(super) fn new(
         mut stream: BufferedStream,
-        greeting: Greeting,
         grant: Grant,
         shared: Arc<Shared>,
         phase: watch::Receiver<Phase>,
-    ) -> Session {
-        let (options, barrier) = (&shared.options, stream.join(&shared.read_barrier));
-        stream.codec = Codec::new(options.max_frame_length);
-        let welcome = Body::Welcome(welcome(&shared, greeting.version));
-        let mut session = Session {
+        keep_alive: KeepAlive,
+        protocol: P,
+    ) -> Session<P> {
+        Session {
+            barrier: stream.join(&shared.read_barrier),
             stream,
-            barrier,
             phase,
             state: State::Serving,
             grant,
-            keep_alive: KeepAlive::new(shared.clock.stall_aware_now(), options.ping_interval),
+            keep_alive,
             timer: Box::pin(tokio::time::sleep(Duration::ZERO)),
             requester: shared.rings.requester(),
             pending: PendingRequests::default(),
             completed: RequestBatch::default(),
-            subscription: None,
-            is_subscribing: false,
-            group_deletions: Arc::new(Semaphore::new(1)),
-            final_error: None,
             read_since_yield: 0,
+            protocol,
             shared,
-        };
-        session.send(&Frame::new(greeting.correlation, welcome));
-        session
+        }
     }
 
     /// Serves the peer until the connection ends. Holds `unanswered` until all queued bytes are written. While it is
     /// held, the shutdown knows that this connection still owes answers.
     pub(super) async fn run(mut self, unanswered: TaskTrackerToken) {
         self.change_phase();
-        // The client may have sent requests together with its Hello.
-        self.read_frames();
+        // The client may have sent requests together with its greeting.
+        P::read_requests(&mut self);
         while !self.is_over() {
             self.step().await;
         }
-        drop(self.subscription.take());
+        // Batches that are not acknowledged go back, and requests that wait for another one do not begin.
+        drop(self.protocol);
         // The session no longer reads, so the read barrier must not wait for it.
         drop(self.barrier);
-        self.group_deletions.close();
         if self.pending.is_waiting() {
             let metrics = Arc::clone(&self.shared.metrics);
             tokio::spawn(contained(self.pending.complete(self.requester, metrics)));
@@ -148,7 +175,7 @@ impl Session {
             // that wait.
             State::Ended => {
                 self.stream.write_failed
-                    || !self.pending.is_waiting() && self.final_error.is_none() && self.stream.is_flushed()
+                    || !self.pending.is_waiting() && !self.protocol.owes_answers() && self.stream.is_flushed()
             }
             State::Serving => false,
         }
@@ -159,19 +186,18 @@ impl Session {
     }
 
     pub(super) fn may_read(&self) -> bool {
-        self.is_listening() && self.has_room() && self.stream.has_room()
+        self.is_listening() && self.has_room(MAX_REQUESTS) && self.stream.has_room()
     }
 
-    fn has_room(&self) -> bool {
-        self.pending.has_room(MAX_REQUESTS, || self.shared.store.is_up())
+    /// Returns whether another request may be read. `max_requests` is the limit for the number of waiting requests.
+    pub(super) fn has_room(&self, max_requests: usize) -> bool {
+        self.pending.has_room(max_requests, || self.shared.store.is_up()) && self.protocol.has_room(max_requests)
     }
 
     /// Reads and writes while the socket is ready. Then waits for the next event and handles it.
     async fn step(&mut self) {
-        if !self.pending.is_waiting()
-            && let Some((correlation, refusal)) = self.final_error.take()
-        {
-            return self.refuse(correlation, &refusal);
+        if !self.pending.is_waiting() && !self.is_listening() && P::send_last_answer(self) {
+            return;
         }
         if !self.read_and_write().await {
             return;
@@ -186,10 +212,8 @@ impl Session {
         tokio::select! {
             event = self.stream.read_or_write(reading) => self.handle_io(event),
             () = poll_fn(|context| self.requester.poll(context, &mut self.completed)) => self.send_completed(),
-            Some(completed) = self.pending.next() => self.answer(completed),
-            Some((correlation, delivery)) = next_batch(&mut self.subscription), if room_for_batches => {
-                self.send_batch(correlation, &delivery);
-            }
+            Some(completed) = self.pending.next() => P::answer(self, completed),
+            Some(event) = self.protocol.next_event(), if room_for_batches => P::handle_event(self, event),
             () = self.barrier.read_requested() => self.read_waiting().await,
             changed = self.phase.changed(), if self.is_listening() => match changed {
                 Ok(()) if *self.phase.borrow() != Phase::Closed => self.change_phase(),
@@ -210,7 +234,7 @@ impl Session {
     fn set_timer(&mut self) {
         let next_check = self.keep_alive.next_check(self.stream.is_flushed());
         let mut wait = next_check.saturating_duration_since(self.shared.clock.stall_aware_now());
-        if !self.has_room() {
+        if !self.has_room(MAX_REQUESTS) {
             wait = wait.min(STORE_CHECK);
         }
         let wanted = tokio::time::Instant::from_std(self.shared.clock.now()) + wait;
@@ -225,8 +249,8 @@ impl Session {
         let has_unread = || is_listening && stream.has_unread();
         match self.keep_alive.check(self.shared.clock.stall_aware_now(), stream.is_flushed(), has_unread) {
             Action::Wait => {}
-            Action::Ping => self.send(&Frame::new(0, Body::Ping(Vec::new()))),
-            Action::Close(refusal) => self.refuse(0, &refusal),
+            Action::Ping => P::ping(self),
+            Action::Close(refusal) => P::refuse_connection(self, &refusal),
         }
     }
 
@@ -239,26 +263,13 @@ impl Session {
              largest: read answers while sending, send smaller requests, or ask for less credit",
         );
         if self.stream.discard() {
-            self.refuse(0, &refusal);
+            P::refuse_connection(self, &refusal);
         } else {
             info!(%refusal, "connection closed");
             self.shared.metrics.refusals.of(refusal.reason).inc();
             self.stream.write_failed = true;
         }
         self.state = State::Closing;
-    }
-
-    /// Queues a frame.
-    pub(super) fn send(&mut self, frame: &Frame) {
-        self.before_write();
-        self.shared.metrics.count_frame(frame.body.frame_type());
-        self.stream.write(|codec, out| codec.encode_frame(frame, out));
-    }
-
-    fn send_batch(&mut self, correlation: u32, delivery: &Delivered) {
-        self.before_write();
-        self.shared.metrics.count_frame(FrameType::TimeoutBatch);
-        self.stream.write(|codec, out| codec.encode_delivery(correlation, delivery, out));
     }
 
     /// Must be called each time before bytes are queued. If none are queued yet, starts the timeout of a slow reader.
@@ -272,42 +283,15 @@ impl Session {
         let phase = *self.phase.borrow_and_update();
         match phase {
             Phase::Serving => {}
-            Phase::Draining => {
-                let grace_ms = u32::try_from(DRAIN_GRACE.as_millis()).unwrap_or(u32::MAX);
-                self.send(&Frame::new(0, Body::GoAway { reason: GoAwayReason::Draining, grace_ms }));
-            }
+            Phase::Draining => P::announce_drain(self),
             // The server closed while it accepted this connection.
             Phase::Closed => self.state = State::Ended,
         }
     }
 
-    /// Stops reading, and ends the subscription. The session still answers the requests that wait.
+    /// Stops reading and taking batches. The session still answers the requests that wait.
     pub(super) fn end(&mut self) {
         self.state = State::Ended;
-        self.subscription = None;
-    }
-}
-
-/// Waits for the next batch of the subscription. Returns it with the correlation id of the Subscribe, or `None` if no
-/// more batches come. Without a subscription, never resolves.
-async fn next_batch(subscription: &mut Option<(u32, Subscription)>) -> Option<(u32, Delivered)> {
-    let Some((correlation, subscription)) = subscription else { return std::future::pending().await };
-    let delivery = subscription.next().await?;
-    Some((*correlation, delivery))
-}
-
-/// Returns the Welcome of a connection that uses this version of the protocol.
-fn welcome(shared: &Shared, version: u8) -> Welcome {
-    let (wheel, options) = (shared.rings.wheel(), &shared.options);
-    Welcome {
-        version,
-        slots: wheel.slots(),
-        tick_ms: wheel.tick_ms(),
-        max_frame_length: options.max_frame_length,
-        max_messages: u32::try_from(MAX_MESSAGES).unwrap_or(u32::MAX),
-        max_credit: MAX_CREDIT,
-        ping_interval_ms: u32::try_from(options.ping_interval.as_millis()).unwrap_or(u32::MAX),
-        store: String::from(shared.store.kind()),
-        server_name: String::from(concat!("ackwheel/", env!("CARGO_PKG_VERSION"))),
+        self.protocol.stop_delivery();
     }
 }
