@@ -4,7 +4,7 @@
 //!
 //! Each group with subscribers on this sidecar has a task (`groups.rs`). These subscribers are the *members* of the
 //! group. `core/dispatch.rs` chooses the member for each batch. The *credit* of a member limits the messages in the
-//! batches that it has not acknowledged.
+//! batches that it has not acknowledged, or is a number of batches that the member requested.
 
 mod groups;
 
@@ -20,7 +20,8 @@ use tracing::{error, info, warn};
 
 use crate::clock::Clock;
 use crate::core::{
-    Backlog, BatchId, Delivery as Delivered, Dropped, GroupName, GroupOptions, MemberId, Outbox, Reason, Refusal,
+    Backlog, BatchId, Credit, Delivery as Delivered, Dropped, GroupName, GroupOptions, MemberId, Outbox, Reason,
+    Refusal,
 };
 use crate::metrics::Metrics;
 use crate::process::panics;
@@ -89,11 +90,30 @@ impl Delivery {
     /// # Errors
     ///
     /// If the limit of groups is reached, or the store is unreachable.
-    #[expect(clippy::cast_possible_truncation, reason = "any bits of a hash are as good as others")]
     pub async fn subscribe(
         self: &Arc<Self>,
         group: Option<GroupName>,
         credit: u64,
+        options: GroupOptions,
+    ) -> Result<Subscription, Refusal> {
+        self.add_member(group, Credit::Messages(credit), options).await
+    }
+
+    /// Adds a subscriber to `group` that gets batches only by [`Subscription::request`]. If the group does not exist,
+    /// creates it at the beginning of the outbox.
+    ///
+    /// # Errors
+    ///
+    /// If the limit of groups is reached, or the store is unreachable.
+    pub async fn join_for_requests(self: &Arc<Self>, group: &GroupName) -> Result<Subscription, Refusal> {
+        self.add_member(Some(group.clone()), Credit::Batches(0), GroupOptions::default()).await
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "any bits of a hash are as good as others")]
+    async fn add_member(
+        self: &Arc<Self>,
+        group: Option<GroupName>,
+        credit: Credit,
         options: GroupOptions,
     ) -> Result<Subscription, Refusal> {
         let member = MemberId(self.last_member.fetch_add(1, Ordering::Relaxed) + 1);
@@ -105,6 +125,54 @@ impl Delivery {
         let (created, commands) =
             self.join(&group, options, Command::Join { member, credit, batches: sender }).await?;
         Ok(Subscription { group, created, batches, unread, member, commands, delivery: Arc::clone(self) })
+    }
+
+    /// Acknowledges batches, which settles them for the group, whichever connection or sidecar holds them. Returns the
+    /// number of batches that were not settled before. Ignores ids that no batch has.
+    ///
+    /// # Errors
+    ///
+    /// If the group does not exist, or the store is unreachable.
+    pub async fn ack(&self, group: &GroupName, batches: Vec<BatchId>) -> Result<u64, Refusal> {
+        let (answer, settled) = oneshot::channel();
+        self.send(group, Command::Ack { batches: batches.clone(), answer });
+        if let Ok(settled) = settled.await {
+            return settled;
+        }
+        // The group has no task here, or its task ended before it read the command.
+        let settled = self.outbox.settle(group, &batches).await?;
+        self.metrics.batches_acked.inc_by(settled.count);
+        if let Some(refusal) = settled.refusal {
+            return Err(refusal);
+        }
+        if settled.count == 0
+            && !group.is_default()
+            && !self.backlog().await?.groups.iter().any(|known| known.group == *group)
+        {
+            return Err(unknown_group(group));
+        }
+        Ok(settled.count)
+    }
+
+    /// Gives batches back to the group (nack), whichever connection of this sidecar holds them. Also gives back batches
+    /// that a connection of this sidecar kept: see [`Subscription::keep`]. Returns the number of batches that went
+    /// back. The connection that holds a batch gets it again after `delay`, other connections at once.
+    ///
+    /// # Errors
+    ///
+    /// None at present: only this sidecar is asked.
+    pub async fn nack(&self, group: &GroupName, batches: Vec<BatchId>, delay: Duration) -> Result<u64, Refusal> {
+        let (answer, returned) = oneshot::channel();
+        self.send(group, Command::NackOfAny { batches, delay, answer });
+        // Without a task, no connection of this sidecar holds a batch of the group.
+        Ok(returned.await.unwrap_or(0))
+    }
+
+    /// Sends a command to the task of a group. Drops the command if the group has no task here.
+    fn send(&self, group: &GroupName, command: Command) {
+        if let Some(handle) = self.handles.lock().get(group) {
+            let _ = handle.commands.send(command);
+        }
     }
 
     /// Deletes a group that has no subscriber.
@@ -121,7 +189,10 @@ impl Delivery {
         }
         let _lock = loop {
             let lock = self.lock(group).await;
-            let members = self.handles.lock().get(group).map(|handle| handle.members);
+            let members = self.handles.lock().get_mut(group).map(|handle| {
+                handle.end_without_members();
+                handle.members
+            });
             if members.is_some_and(|members| members > 0) {
                 let text = format!("group {group} has subscribers: end them first, then delete it");
                 return Err(Refusal::new(Reason::GroupInUse, text));
@@ -137,7 +208,7 @@ impl Delivery {
             info!(%group, "group deleted");
             return Ok(());
         }
-        Err(Refusal::new(Reason::UnknownGroup, format!("there is no group {group}: `ackwheel status` lists them")))
+        Err(unknown_group(group))
     }
 
     /// Returns the number of subscribers of a group on this sidecar.
@@ -163,7 +234,14 @@ impl Delivery {
     /// Waits until all subscribers have left and their batches are released, but for at most `timeout`.
     pub async fn wait_until_groups_left(&self, timeout: Duration) {
         let left = async {
-            while !self.handles.lock().is_empty() {
+            loop {
+                {
+                    let mut handles = self.handles.lock();
+                    if handles.is_empty() {
+                        break;
+                    }
+                    handles.values_mut().for_each(GroupHandle::end_without_members);
+                }
                 tokio::time::sleep(LEFT_POLL).await;
             }
         };
@@ -218,18 +296,35 @@ impl Delivery {
     }
 }
 
+fn unknown_group(group: &GroupName) -> Refusal {
+    Refusal::new(Reason::UnknownGroup, format!("there is no group {group}: `ackwheel status` lists them"))
+}
+
 /// A group with a running task.
 struct GroupHandle {
     commands: mpsc::UnboundedSender<Command>,
     /// Notified when new batches may be available.
     new_batches: Arc<Notify>,
     members: u64,
+    /// Whether new members may join the task. The task sets this to `false` before it leaves the group in the store.
+    /// Until then the group is open in the store, even without members.
+    is_open: bool,
+    /// Whether the task got the command `End` and no `Join` after it.
+    is_ending: bool,
 }
 
 impl GroupHandle {
+    /// If the group has no member, tells its task to end at once, even if the task lingers or has kept batches.
+    fn end_without_members(&mut self) {
+        if self.members == 0 && !std::mem::replace(&mut self.is_ending, true) {
+            let _ = self.commands.send(Command::End);
+        }
+    }
+
     /// Counts a new member, and sends its `Join` command to the task. Returns the sender for further commands.
     fn join(&mut self, join: Command) -> mpsc::UnboundedSender<Command> {
         self.members += 1;
+        self.is_ending = false;
         // This send does not fail, because the task removes this handle before it ends.
         let _ = self.commands.send(join);
         self.commands.clone()
@@ -238,10 +333,40 @@ impl GroupHandle {
 
 /// A command to the task of a group.
 enum Command {
-    Join { member: MemberId, credit: u64, batches: BatchSender },
-    Leave { member: MemberId },
-    Ack { batches: Vec<BatchId>, answer: oneshot::Sender<Result<u64, Refusal>> },
-    Nack { member: MemberId, batch: BatchId, delay: Duration, answer: oneshot::Sender<bool> },
+    Join {
+        member: MemberId,
+        credit: Credit,
+        batches: BatchSender,
+    },
+    Leave {
+        member: MemberId,
+    },
+    /// Ends the task as soon as the group has no member, and releases kept batches. A later `Join` cancels this command.
+    End,
+    Request {
+        member: MemberId,
+        batches: u32,
+        answer: oneshot::Sender<Result<(), Refusal>>,
+    },
+    Keep {
+        member: MemberId,
+        batches: Vec<BatchId>,
+    },
+    Ack {
+        batches: Vec<BatchId>,
+        answer: oneshot::Sender<Result<u64, Refusal>>,
+    },
+    Nack {
+        member: MemberId,
+        batch: BatchId,
+        delay: Duration,
+        answer: oneshot::Sender<bool>,
+    },
+    NackOfAny {
+        batches: Vec<BatchId>,
+        delay: Duration,
+        answer: oneshot::Sender<u64>,
+    },
 }
 
 /// The sender of batches to one subscriber.
@@ -270,8 +395,43 @@ impl Subscription {
     /// ends. Cancel-safe.
     pub async fn next(&mut self) -> Option<Delivered> {
         let delivery = self.batches.recv().await?;
-        self.unread.fetch_sub(delivery.batch.messages.len() as u64, Ordering::Relaxed);
+        self.record_read(&delivery);
         Some(delivery)
+    }
+
+    /// Returns a batch that was delivered already, or `None` if there is none. Does not wait.
+    pub fn try_next(&mut self) -> Option<Delivered> {
+        let delivery = self.batches.try_recv().ok()?;
+        self.record_read(&delivery);
+        Some(delivery)
+    }
+
+    fn record_read(&self, delivery: &Delivered) {
+        self.unread.fetch_sub(delivery.batch.messages.len() as u64, Ordering::Relaxed);
+    }
+
+    /// Requests up to `batches` further batches. Replaces an earlier request, so 0 ends it. Only for a subscription
+    /// from [`Delivery::join_for_requests`].
+    ///
+    /// Resolves once the sidecar has delivered all requested batches, or all that the group has now. After that,
+    /// [`Subscription::try_next`] returns these batches, and the rest of the request stays in effect. After a request
+    /// for 0 batches, no batch is delivered. The call itself queues the request, even if the returned future is never
+    /// awaited.
+    ///
+    /// # Errors
+    ///
+    /// If the store refuses and this request got no batch; the request stays in effect. Or with
+    /// [`Reason::MaxUnacked`] if the subscriber holds the maximum number of messages.
+    pub fn request(&self, batches: u32) -> impl Future<Output = Result<(), Refusal>> + Send + use<> {
+        let (answer, tried) = oneshot::channel();
+        let _ = self.commands.send(Command::Request { member: self.member, batches, answer });
+        async move { tried.await.unwrap_or(Ok(())) }
+    }
+
+    /// Detaches batches that this subscriber holds (keep). They stay delivered when the subscriber leaves. They go back
+    /// to the group only by [`Delivery::nack`], or once they are overdue.
+    pub fn keep(&self, batches: Vec<BatchId>) {
+        let _ = self.commands.send(Command::Keep { member: self.member, batches });
     }
 
     /// Acknowledges batches, which settles them for the group. Resolves to the number of batches that were not settled
@@ -309,37 +469,4 @@ impl Drop for Subscription {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::core::{CombinedOutbox, MAX_GROUPS, Retention, RingParts, Store, StormRule, Wheel};
-    use crate::memory::{MemoryOptions, MemoryStore};
-
-    fn seat(clock: &Clock) -> RingParts {
-        let options = MemoryOptions {
-            wheel: Wheel::new(5, Duration::from_secs(1)).unwrap(),
-            storm: StormRule::default(),
-            retention: Retention::default(),
-            max_in_flight: 10,
-            threads: 1,
-        };
-        MemoryStore::open(options, None, clock.moment()).unwrap().0.rings()[0].clone()
-    }
-
-    #[tokio::test]
-    async fn a_group_that_only_some_rings_could_open_is_left_on_the_others() {
-        let clock = Arc::new(Clock::start());
-        let seats = [seat(&clock), seat(&clock)];
-        for number in 1..MAX_GROUPS {
-            let group = format!("group-{number}").parse().unwrap();
-            assert!(seats[1].outbox.open_group(&group, GroupOptions::default(), clock.now()).await.unwrap());
-        }
-        let outbox = CombinedOutbox::of(&seats);
-        let delivery =
-            Delivery::new(outbox, Arc::clone(&clock), Arc::new(Metrics::default()), Duration::from_secs(1));
-        let options = GroupOptions { from_end: true, ephemeral: true };
-        let refusal = delivery.subscribe(None, 1, options).await.err().unwrap();
-        assert_eq!(refusal.reason, Reason::TooManyGroups);
-        let left = seats[0].outbox.backlog(clock.now()).await.unwrap();
-        assert_eq!(left.groups.len(), 1, "only the default group is left: {left:?}");
-    }
-}
+mod tests;
