@@ -736,4 +736,113 @@ mod tests {
         assert_eq!(next_redelivery(&mut dispatch, &[0, 1]), None);
         assert_eq!(next_redelivery(&mut dispatch, &[]), Some((batch(0), A)));
     }
+
+    #[test]
+    fn a_member_gets_one_batch_for_each_that_it_requested_whatever_their_size() {
+        let mut dispatch = Dispatch::new(REDELIVER, false);
+        let now = Instant::now();
+        dispatch.join(A, Credit::Batches(0));
+        assert_eq!((dispatch.window(), dispatch.next_member()), (0, None), "nothing is requested");
+        assert!(dispatch.request(A, 2));
+        for seq in 0..2 {
+            assert_eq!((dispatch.window(), dispatch.next_member()), (1, Some(A)), "batch {seq}");
+            dispatch.deliver(batch(seq), 4_096, A, now);
+        }
+        assert_eq!((dispatch.window(), dispatch.requested(A)), (0, 0));
+        assert!(dispatch.request(A, 5));
+        assert!(dispatch.request(A, 0), "a later request replaces an earlier one");
+        assert_eq!(dispatch.window(), 0);
+        dispatch.leave(A, now);
+        assert!(dispatch.request(A, 1), "a request that arrives after its member has left changes nothing");
+        assert_eq!(dispatch.window(), 0);
+    }
+
+    #[test]
+    fn redelivered_batches_use_up_a_request_too() {
+        let mut dispatch = Dispatch::new(REDELIVER, false);
+        let now = Instant::now();
+        dispatch.join(A, Credit::Messages(100));
+        dispatch.join(B, Credit::Batches(2));
+        (0..3).for_each(|seq| dispatch.deliver(batch(seq), 9, A, now));
+        assert_eq!(dispatch.leave(A, now), []);
+        for seq in 0..2 {
+            assert_eq!(dispatch.next_redeliveries(&[], 9), [(batch(seq), B)], "one at a time");
+            dispatch.deliver(batch(seq), 9, B, now);
+        }
+        assert_eq!(dispatch.next_redeliveries(&[], 9), []);
+    }
+
+    #[test]
+    fn a_member_with_the_maximum_of_messages_may_request_nothing() {
+        let mut dispatch = Dispatch::new(REDELIVER, false);
+        let now = Instant::now();
+        dispatch.join(A, Credit::Batches(0));
+        assert!(dispatch.request(A, 3));
+        dispatch.deliver(batch(0), u64::from(MAX_CREDIT) - 1, A, now);
+        assert_eq!(dispatch.window(), 1);
+        dispatch.deliver(batch(1), 1, A, now);
+        assert_eq!((dispatch.window(), dispatch.requested(A)), (0, 1), "the limit ends the request");
+        assert!(!dispatch.request(A, 1));
+        assert!(dispatch.request(A, 0));
+        dispatch.keep(A, batch(1));
+        assert!(dispatch.request(A, 1), "kept batches do not count");
+    }
+
+    #[test]
+    fn a_kept_batch_outlives_its_member_and_excludes_nobody() {
+        let (mut dispatch, now) = shared_group_of(&[(A, 100), (B, 100)]);
+        (0..3).for_each(|seq| dispatch.deliver(batch(seq), 5, A, now));
+        dispatch.keep(B, batch(0));
+        assert!(!dispatch.has_kept(), "B does not hold the batch");
+        dispatch.keep(A, batch(0));
+        dispatch.keep(A, batch(1));
+        assert!(!dispatch.nack(A, batch(0), REDELIVER, now), "A does not hold the batch any more");
+        assert_eq!(dispatch.leave(A, now), []);
+        assert_eq!(dispatch.next_redeliveries(&[], 9), [(batch(2), B)], "only the batch that is not kept");
+        assert!(dispatch.nack_of_any(batch(1), REDELIVER, now));
+        assert!(!dispatch.nack_of_any(batch(1), REDELIVER, now), "the batch waits already");
+        assert_eq!(next_redelivery(&mut dispatch, &[]), Some((batch(1), B)));
+        assert_eq!(dispatch.leave(B, now), [batch(1), batch(2)], "all but the kept batch");
+        assert!(dispatch.has_kept());
+        assert_eq!(dispatch.release_idle(), []);
+        dispatch.handle_timers(now + REDELIVER);
+        assert_eq!(dispatch.release_idle(), [batch(0)], "the overdue batch goes back, because no member is here");
+        assert_eq!((dispatch.has_kept(), dispatch.next_timer()), (false, None));
+    }
+
+    #[test]
+    fn an_overdue_kept_batch_goes_to_a_member_that_joined_later() {
+        let (mut dispatch, now) = group_of(&[(A, 100)]);
+        dispatch.deliver(batch(0), 5, A, now);
+        dispatch.keep(A, batch(0));
+        assert_eq!(dispatch.leave(A, now), []);
+        dispatch.join(B, Credit::Messages(100));
+        assert_eq!(next_redelivery(&mut dispatch, &[]), None);
+        dispatch.handle_timers(now + REDELIVER);
+        assert_eq!(next_redelivery(&mut dispatch, &[]), Some((batch(0), B)));
+        dispatch.deliver(batch(0), 5, B, now + REDELIVER);
+        assert_eq!(dispatch.release_all(), [batch(0)]);
+        assert_eq!(dispatch.window(), 100);
+    }
+
+    #[test]
+    fn members_that_request_nothing_hold_up_no_batch_of_a_shared_outbox() {
+        let count = u32::try_from(MAX_LENT).unwrap() + 2;
+        for (is_shared, released) in [(true, count as usize - 1), (false, 0)] {
+            let mut dispatch = Dispatch::new(REDELIVER, is_shared);
+            let now = Instant::now();
+            dispatch.join(A, Credit::Batches(0));
+            dispatch.join(B, Credit::Batches(0));
+            (0..count).for_each(|seq| dispatch.deliver(batch(seq), 1, A, now));
+            assert!(dispatch.nack_of_any(batch(0), REDELIVER, now));
+            dispatch.deliver(batch(0), 1, B, now);
+            assert!(dispatch.nack_of_any(batch(0), REDELIVER, now));
+            assert_eq!(dispatch.leave(A, now), []);
+            assert!(dispatch.request(B, 1));
+            assert_eq!(dispatch.release_idle(), [], "B can get them");
+            assert!(dispatch.request(B, 0));
+            assert_eq!(dispatch.release_idle().len(), released, "B is excluded from the other batch for a delay");
+            assert_eq!(dispatch.lend(), if is_shared { vec![batch(0)] } else { vec![] });
+        }
+    }
 }
