@@ -132,6 +132,7 @@ async fn a_kept_batch_goes_to_another_sidecar_once_it_is_overdue_or_nacked() {
 async fn a_request_is_refused_soon_while_redis_does_not_answer_and_gets_its_batches_afterwards() {
     let pair = Pair::start(NEVER, 2).await;
     let (mut member, first) = pair.take(0, 1).await;
+    assert_eq!(first.len(), 1, "the other batch was not requested");
     pair.time.redis.stop();
     for _ in 0..2 {
         let begun = Instant::now();

@@ -7,24 +7,24 @@
 //! batches that it has not acknowledged, or is a number of batches that the member requested.
 
 mod groups;
+mod subscription;
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
+use std::hash::RandomState;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tracing::{error, info, warn};
 
+pub use self::subscription::Subscription;
 use crate::clock::Clock;
 use crate::core::{
-    Backlog, BatchId, Credit, Delivery as Delivered, Dropped, GroupName, GroupOptions, MemberId, Outbox, Reason,
-    Refusal,
+    Backlog, BatchId, Credit, Delivery as Delivered, Dropped, GroupName, MemberId, Outbox, Reason, Refusal,
 };
 use crate::metrics::Metrics;
-use crate::process::panics;
 
 /// How often a drain checks whether the tasks of all groups have ended.
 const LEFT_POLL: Duration = Duration::from_millis(5);
@@ -83,51 +83,7 @@ impl Delivery {
         delivery
     }
 
-    /// Adds a subscriber to `group`, or to a new group with a generated name if `group` is `None`. If the group does
-    /// not exist, creates it with `options`. `credit` limits the messages in the batches that the subscriber has not
-    /// acknowledged. The last of these batches may exceed the limit.
-    ///
-    /// # Errors
-    ///
-    /// If the limit of groups is reached, or the store is unreachable.
-    pub async fn subscribe(
-        self: &Arc<Self>,
-        group: Option<GroupName>,
-        credit: u64,
-        options: GroupOptions,
-    ) -> Result<Subscription, Refusal> {
-        self.add_member(group, Credit::Messages(credit), options).await
-    }
-
-    /// Adds a subscriber to `group` that gets batches only by [`Subscription::request`]. If the group does not exist,
-    /// creates it at the beginning of the outbox.
-    ///
-    /// # Errors
-    ///
-    /// If the limit of groups is reached, or the store is unreachable.
-    pub async fn join_for_requests(self: &Arc<Self>, group: &GroupName) -> Result<Subscription, Refusal> {
-        self.add_member(Some(group.clone()), Credit::Batches(0), GroupOptions::default()).await
-    }
-
-    #[expect(clippy::cast_possible_truncation, reason = "any bits of a hash are as good as others")]
-    async fn add_member(
-        self: &Arc<Self>,
-        group: Option<GroupName>,
-        credit: Credit,
-        options: GroupOptions,
-    ) -> Result<Subscription, Refusal> {
-        let member = MemberId(self.last_member.fetch_add(1, Ordering::Relaxed) + 1);
-        let process = self.random.hash_one(std::process::id()) as u32;
-        let group = group.unwrap_or_else(|| GroupName::generated(process, member.0));
-        let (sender, batches) = mpsc::unbounded_channel();
-        let unread = Arc::new(AtomicU64::new(0));
-        let sender = BatchSender { batches: sender, unread: Arc::clone(&unread) };
-        let (created, commands) =
-            self.join(&group, options, Command::Join { member, credit, batches: sender }).await?;
-        Ok(Subscription { group, created, batches, unread, member, commands, delivery: Arc::clone(self) })
-    }
-
-    /// Acknowledges batches, which settles them for the group, whichever connection or sidecar holds them. Returns the
+    /// Acknowledges batches, which settles them for the group. Any connection or sidecar may hold them. Returns the
     /// number of batches that were not settled before. Ignores ids that no batch has.
     ///
     /// # Errors
@@ -154,8 +110,8 @@ impl Delivery {
         Ok(settled.count)
     }
 
-    /// Gives batches back to the group (nack), whichever connection of this sidecar holds them. Also gives back batches
-    /// that a connection of this sidecar kept: see [`Subscription::keep`]. Returns the number of batches that went
+    /// Gives batches back to the group (nack) that any connection of this sidecar holds. Also gives back batches that a
+    /// connection of this sidecar kept: see [`Subscription::keep`]. Returns the number of batches that went
     /// back. The connection that holds a batch gets it again after `delay`, other connections at once.
     ///
     /// # Errors
@@ -377,96 +333,38 @@ struct BatchSender {
     unread: Arc<AtomicU64>,
 }
 
-/// The membership of one subscriber in a group. Dropping this value leaves the group.
-pub struct Subscription {
-    /// The group.
-    pub group: GroupName,
-    /// Whether this subscription created the group.
-    pub created: bool,
-    batches: mpsc::UnboundedReceiver<Delivered>,
-    unread: Arc<AtomicU64>,
-    member: MemberId,
-    commands: mpsc::UnboundedSender<Command>,
-    delivery: Arc<Delivery>,
-}
-
-impl Subscription {
-    /// Waits for the next batch. Returns `None` if the task of the group has ended, which happens only when the process
-    /// ends. Cancel-safe.
-    pub async fn next(&mut self) -> Option<Delivered> {
-        let delivery = self.batches.recv().await?;
-        self.record_read(&delivery);
-        Some(delivery)
-    }
-
-    /// Returns a batch that was delivered already, or `None` if there is none. Does not wait.
-    pub fn try_next(&mut self) -> Option<Delivered> {
-        let delivery = self.batches.try_recv().ok()?;
-        self.record_read(&delivery);
-        Some(delivery)
-    }
-
-    fn record_read(&self, delivery: &Delivered) {
-        self.unread.fetch_sub(delivery.batch.messages.len() as u64, Ordering::Relaxed);
-    }
-
-    /// Requests up to `batches` further batches. Replaces an earlier request, so 0 ends it. Only for a subscription
-    /// from [`Delivery::join_for_requests`].
-    ///
-    /// Resolves once the sidecar has delivered all requested batches, or all that the group has now. After that,
-    /// [`Subscription::try_next`] returns these batches, and the rest of the request stays in effect. After a request
-    /// for 0 batches, no batch is delivered. The call itself queues the request, even if the returned future is never
-    /// awaited.
-    ///
-    /// # Errors
-    ///
-    /// If the store refuses and this request got no batch; the request stays in effect. Or with
-    /// [`Reason::MaxUnacked`] if the subscriber holds the maximum number of messages.
-    pub fn request(&self, batches: u32) -> impl Future<Output = Result<(), Refusal>> + Send + use<> {
-        let (answer, tried) = oneshot::channel();
-        let _ = self.commands.send(Command::Request { member: self.member, batches, answer });
-        async move { tried.await.unwrap_or(Ok(())) }
-    }
-
-    /// Detaches batches that this subscriber holds (keep). They stay delivered when the subscriber leaves. They go back
-    /// to the group only by [`Delivery::nack`], or once they are overdue.
-    pub fn keep(&self, batches: Vec<BatchId>) {
-        let _ = self.commands.send(Command::Keep { member: self.member, batches });
-    }
-
-    /// Acknowledges batches, which settles them for the group. Resolves to the number of batches that were not settled
-    /// before.
-    ///
-    /// The call itself queues the request, even if the returned future is never awaited.
-    ///
-    /// # Errors
-    ///
-    /// If the store is unreachable, or the task of the group has ended.
-    pub fn ack(&self, batches: Vec<BatchId>) -> impl Future<Output = Result<u64, Refusal>> + Send + use<> {
-        let (answer, settled) = oneshot::channel();
-        let _ = self.commands.send(Command::Ack { batches, answer });
-        let ended = "the process ends: acknowledge the batch over another connection";
-        async move { settled.await.unwrap_or_else(|_| Err(Refusal::new(Reason::StoreTimeout, ended))) }
-    }
-
-    /// Gives a batch back to the group (nack), which redelivers it. Other subscribers can get the batch at once, this
-    /// subscriber only after `delay`. Resolves to whether this subscriber held the batch.
-    pub fn nack(&self, batch: BatchId, delay: Duration) -> impl Future<Output = bool> + Send + use<> {
-        let (answer, held) = oneshot::channel();
-        let _ = self.commands.send(Command::Nack { member: self.member, batch, delay, answer });
-        async move { held.await.unwrap_or(false) }
-    }
-}
-
-impl Drop for Subscription {
-    fn drop(&mut self) {
-        let _shared = panics::shared();
-        if let Some(handle) = self.delivery.handles.lock().get_mut(&self.group) {
-            handle.members -= 1;
-        }
-        let _ = self.commands.send(Command::Leave { member: self.member });
-    }
-}
-
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+    use crate::core::{CombinedOutbox, GroupOptions, MAX_GROUPS, Retention, RingParts, Store, StormRule, Wheel};
+    use crate::memory::{MemoryOptions, MemoryStore};
+
+    fn seat(clock: &Clock) -> RingParts {
+        let options = MemoryOptions {
+            wheel: Wheel::new(5, Duration::from_secs(1)).unwrap(),
+            storm: StormRule::default(),
+            retention: Retention::default(),
+            max_in_flight: 10,
+            threads: 1,
+        };
+        MemoryStore::open(options, None, clock.moment()).unwrap().0.rings()[0].clone()
+    }
+
+    #[tokio::test]
+    async fn a_group_that_only_some_rings_could_open_is_left_on_the_others() {
+        let clock = Arc::new(Clock::start());
+        let seats = [seat(&clock), seat(&clock)];
+        for number in 1..MAX_GROUPS {
+            let group = format!("group-{number}").parse().unwrap();
+            assert!(seats[1].outbox.open_group(&group, GroupOptions::default(), clock.now()).await.unwrap());
+        }
+        let outbox = CombinedOutbox::of(&seats);
+        let delivery =
+            Delivery::new(outbox, Arc::clone(&clock), Arc::new(Metrics::default()), Duration::from_secs(1));
+        let options = GroupOptions { from_end: true, ephemeral: true };
+        let refusal = delivery.subscribe(None, 1, options).await.err().unwrap();
+        assert_eq!(refusal.reason, Reason::TooManyGroups);
+        let left = seats[0].outbox.backlog(clock.now()).await.unwrap();
+        assert_eq!(left.groups.len(), 1, "only the default group is left: {left:?}");
+    }
+}
