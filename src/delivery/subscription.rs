@@ -153,8 +153,8 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
     use crate::core::{
-        CLOCK_BEAT, CombinedOutbox, Message, Retention, RingParts, Store, StormRule, Tick, TickCounts, TimedOut,
-        TimeoutBatch, Wheel,
+        CLOCK_BEAT, CombinedOutbox, MAX_CREDIT, Message, Retention, RingParts, Store, StormRule, Tick, TickCounts,
+        TimedOut, TimeoutBatch, Wheel,
     };
     use crate::delivery::groups::LINGER;
     use crate::memory::{MemoryOptions, MemoryOutbox, MemoryStore};
@@ -201,13 +201,14 @@ mod tests {
                 outbox,
                 group: "workers".parse().unwrap(),
             };
-            (0..batches).for_each(|tick| subject.publish(tick));
+            (0..batches).for_each(|tick| subject.publish(tick, 3));
             subject
         }
 
-        fn publish(&self, tick: u64) {
-            let counts = TickCounts { added: 3, acked: 0, storm: false, drained: false };
-            let messages = (0..3).map(|number| TimedOut { message: Message::from(number), attempt: 1 }).collect();
+        fn publish(&self, tick: u64, messages: u64) {
+            let counts = TickCounts { added: messages, acked: 0, storm: false, drained: false };
+            let messages =
+                (0..messages).map(|number| TimedOut { message: Message::from(number), attempt: 1 }).collect();
             let batch = TimeoutBatch { id: id(tick), counts, last: true, messages };
             self.outbox.publish(Arc::new(batch), self.delivery.clock.now());
         }
@@ -249,15 +250,15 @@ mod tests {
         assert_eq!(member.try_next(), None, "nothing was requested");
         assert_eq!(request(&mut member, 2).await, [id(0), id(1)]);
         assert_eq!(request(&mut member, 2).await, [id(2)]);
-        subject.publish(3);
-        subject.publish(4);
+        subject.publish(3, 3);
+        subject.publish(4, 3);
         assert_eq!(member.next().await.unwrap().batch.id, id(3), "the request stays in effect");
         settle_down().await;
         assert_eq!(member.try_next(), None, "the request was for 2 batches");
         assert_eq!(request(&mut member, 1).await, [id(4)]);
         assert_eq!(request(&mut member, 1).await, []);
         assert_eq!(request(&mut member, 0).await, []);
-        subject.publish(5);
+        subject.publish(5, 3);
         settle_down().await;
         assert_eq!(member.try_next(), None, "0 ended the request");
     }
@@ -285,6 +286,21 @@ mod tests {
         request_of_leaving.await.unwrap();
         assert_eq!(request(&mut other, 2).await, [id(0), id(1)]);
         assert_eq!(subject.delivery.subscribers(&subject.group), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_of_a_connection_with_too_many_messages_is_refused_until_it_acknowledges() {
+        let subject = Subject::new(0);
+        subject.publish(0, u64::from(MAX_CREDIT));
+        subject.publish(1, 1);
+        let mut member = subject.join().await;
+        assert_eq!(request(&mut member, 2).await, [id(0)], "the first batch reaches the limit");
+        let refusal = member.request(1).await.unwrap_err();
+        assert_eq!(refusal.reason, Reason::MaxUnacked);
+        assert_eq!(member.request(0).await, Ok(()));
+        assert_eq!(subject.delivery.ack(&subject.group, vec![id(0)]).await, Ok(1));
+        assert_eq!(member.try_next(), None, "the refused request is not in effect");
+        assert_eq!(request(&mut member, 1).await, [id(1)]);
     }
 
     #[tokio::test(start_paused = true)]

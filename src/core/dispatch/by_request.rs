@@ -175,6 +175,7 @@ mod tests {
         assert_eq!(dispatch.next_redeliveries(&[], 9), [(batch(2), B)], "only the batch that is not kept");
         assert!(dispatch.nack_of_any(batch(1), REDELIVER, now));
         assert!(!dispatch.nack_of_any(batch(1), REDELIVER, now), "the batch waits already");
+        assert!(dispatch.batches[&batch(1)].excluded.is_empty(), "no member held the batch");
         assert_eq!(next_redelivery(&mut dispatch), Some((batch(1), B)));
         assert_eq!(dispatch.leave(B, now), [batch(1), batch(2)], "all but the kept batch");
         assert!(dispatch.has_kept());
@@ -186,13 +187,14 @@ mod tests {
 
     #[test]
     fn an_overdue_kept_batch_goes_to_a_member_that_joined_later() {
-        let (mut dispatch, now) = group_of(false, &[(A, 100)]);
+        let (mut dispatch, now) = group_of(true, &[(A, 100)]);
         dispatch.deliver(batch(0), 5, A, now);
         dispatch.keep(A, batch(0));
         assert_eq!(dispatch.leave(A, now), []);
         dispatch.join(B, Credit::Messages(100));
         assert_eq!(next_redelivery(&mut dispatch), None);
         dispatch.handle_timers(now + REDELIVER);
+        assert!(dispatch.batches[&batch(0)].excluded.is_empty(), "no member held the batch");
         assert_eq!(next_redelivery(&mut dispatch), Some((batch(0), B)));
         dispatch.deliver(batch(0), 5, B, now + REDELIVER);
         assert_eq!(dispatch.release_all(), [batch(0)]);
