@@ -86,6 +86,7 @@ mod state_file;
 mod state_saving;
 mod strangers;
 mod systemd;
+mod take;
 mod terminal_output;
 mod tidy;
 mod tls;

@@ -1,8 +1,9 @@
 //! Chooses which member of a consumer group gets which batch. The *members* are the subscribers of the group on this
-//! sidecar. Each member has a *credit*, which limits the number of messages that it holds.
+//! sidecar. Each member has a *credit*: a number of messages that it may hold, or a number of batches that it requested.
 //!
 //! A batch is *overdue* if its holder has not acknowledged it within a set time. With a *nack*, a member returns a
-//! batch. A member that nacked a batch, or let it become overdue, is *excluded* from the batch for a delay.
+//! batch. A member that nacked a batch, or let it become overdue, is *excluded* from the batch for a delay. A *kept*
+//! batch is detached from its member: it stays held when this member leaves.
 //!
 //! [`Dispatch`] does no I/O. The module [`crate::delivery`] has a `Dispatch` for each group, calls it for each event,
 //! and carries out the results.
@@ -16,25 +17,32 @@
 //!                    waiting ── last member left ──▶ released to the outbox
 //! ```
 //!
+//! A kept batch is released too, once it is overdue or nacked while the group has no member here.
+//!
 //! The outbox may be shared with other sidecars. If no member here can get a waiting batch, the batch is *lent*: other
 //! sidecars may take it from the outbox at once. This sidecar keeps its record of the batch. Once a member here can
 //! get the batch, the batch is delivered here again, unless another sidecar has taken it.
 //!
 //! # Invariants
 //!
-//! 1. Every recorded batch is held by exactly one member, or waits for redelivery.
+//! 1. Every recorded batch is held by exactly one member, or kept, or waits for redelivery.
 //! 2. `out` is the number of messages in the batches that a member holds. `unread` is the number of messages that were
-//!    sent to the member and that it has not read. A member has *room* while both are below its credit, and gets
-//!    batches only then. So a member exceeds its credit by less than one batch. `unread` can exceed `out`: an overdue
-//!    batch no longer counts in `out`, but may still be unread.
+//!    sent to the member and that it has not read. A member has *room* while both are below its limit, and gets
+//!    batches only then. So a member exceeds its limit by less than one batch. `unread` can exceed `out`: an overdue
+//!    batch no longer counts in `out`, but may still be unread. A member with a credit of batches has the limit
+//!    [`MAX_CREDIT`], and room only for as many batches as it requested.
 //! 3. Every batch has one timer. It expires when a held batch becomes overdue, or when the next exclusion from a
 //!    waiting batch ends. So no batch is forgotten.
 //! 4. No member here holds a lent batch. At most [`MAX_LENT`] batches are lent at a time.
 
+mod by_request;
+mod member;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::mem;
 use std::time::{Duration, Instant};
 
+pub(crate) use self::member::{Credit, MAX_CREDIT, MemberId};
+use self::member::{KEPT, Member};
 use super::batch::BatchId;
 
 /// The minimum time for which a nack excludes a member. Without it, members that nack at once would pass a batch
@@ -50,30 +58,6 @@ const MAX_SEARCHED: usize = 64;
 /// The maximum number of batches that are lent at a time. The number is limited, because each `take` from the outbox
 /// must skip the lent batches. Further batches are not lent, and wait for a member here.
 pub(crate) const MAX_LENT: usize = 64;
-
-/// The id of a member of a group. It is never reused within a process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct MemberId(pub(crate) u64);
-
-#[derive(Debug)]
-struct Member {
-    id: MemberId,
-    credit: u64,
-    /// Messages in the batches that the member holds.
-    out: u64,
-    /// Messages that were sent to the member and that it has not read.
-    unread: u64,
-    /// Messages in the redeliveries that the running call of `next_redeliveries` has chosen for the member.
-    reserved: u64,
-}
-
-impl Member {
-    /// Returns how many more messages the member can take now. Unread messages count even if the member no longer
-    /// holds their batch. Otherwise redelivered batches would pile up at a member that does not read.
-    fn window(&self) -> u64 {
-        self.credit.saturating_sub(self.out.max(self.unread) + self.reserved)
-    }
-}
 
 #[derive(Debug)]
 struct PendingBatch {
@@ -116,8 +100,8 @@ impl Dispatch {
         Dispatch { redeliver_after, is_shared, ..Dispatch::default() }
     }
 
-    /// Adds a member. `credit` is the number of messages that the member may hold.
-    pub(crate) fn join(&mut self, id: MemberId, credit: u64) {
+    /// Adds a member.
+    pub(crate) fn join(&mut self, id: MemberId, credit: Credit) {
         self.members.push(Member { id, credit, out: 0, unread: 0, reserved: 0 });
         // The new member can get the batches from which all others are excluded.
         let waiting = self.batches.iter().filter(|(_, pending)| pending.holder.is_none());
@@ -125,13 +109,12 @@ impl Dispatch {
             .extend(waiting.filter(|(_, pending)| !pending.excluded.is_empty()).map(|(batch, _)| *batch));
     }
 
-    /// Removes a member. The batches that it held wait for other members. If no member is left, returns all batches,
-    /// and the caller must release them to the outbox. Otherwise returns no batches.
+    /// Removes a member. The batches that it held wait for other members. If no member is left, returns all batches
+    /// except kept ones, and the caller must release them to the outbox. Otherwise returns no batches.
     pub(crate) fn leave(&mut self, id: MemberId, now: Instant) -> Vec<BatchId> {
         self.members.retain(|member| member.id != id);
         if self.members.is_empty() {
-            let empty = Dispatch::new(self.redeliver_after, self.is_shared);
-            return mem::replace(self, empty).batches.into_keys().collect();
+            return self.remove_all(|pending| pending.holder != Some(KEPT));
         }
         let mut orphans = Vec::new();
         for (batch, pending) in &mut self.batches {
@@ -214,6 +197,9 @@ impl Dispatch {
         let earlier = self.remove(batch);
         if let Some(member) = self.member(to) {
             member.out += ids;
+            if let Credit::Batches(left) = &mut member.credit {
+                *left = left.saturating_sub(1);
+            }
         }
         let (nacks, excluded) = earlier.map(|pending| (pending.nacks, pending.excluded)).unwrap_or_default();
         let timer = now + self.redeliver_after;
@@ -231,8 +217,11 @@ impl Dispatch {
     pub(crate) fn nack(&mut self, from: MemberId, batch: BatchId, delay: Duration, now: Instant) -> bool {
         let held = self.batches.get_mut(&batch).filter(|pending| pending.holder == Some(from));
         let Some(pending) = held else { return false };
+        // No member is excluded from a kept batch, because no member holds it.
         let delay = delay.max(SHORTEST_DELAY).saturating_mul(1 << pending.nacks.min(20)).min(self.redeliver_after);
-        pending.excluded.insert(from, now + delay);
+        if from != KEPT {
+            pending.excluded.insert(from, now + delay);
+        }
         pending.nacks += 1;
         self.wait(batch, now);
         true
@@ -244,7 +233,7 @@ impl Dispatch {
             // Without the exclusion, a silent member could get the same batch again and again.
             if (self.is_shared || self.members.len() > 1)
                 && let Some(pending) = self.batches.get_mut(&batch)
-                && let Some(holder) = pending.holder
+                && let Some(holder) = pending.holder.filter(|holder| *holder != KEPT)
             {
                 pending.excluded.insert(holder, now + OVERDUE_EXCLUSION);
             }
@@ -343,7 +332,7 @@ mod tests {
     fn group_of(members: &[(MemberId, u64)]) -> (Dispatch, Instant) {
         let mut dispatch = Dispatch::new(REDELIVER, false);
         for (id, credit) in members {
-            dispatch.join(*id, *credit);
+            dispatch.join(*id, Credit::Messages(*credit));
         }
         (dispatch, Instant::now())
     }
@@ -380,7 +369,7 @@ mod tests {
             (0, None),
             "A would have two unread copies of the batch"
         );
-        dispatch.join(B, 5);
+        dispatch.join(B, Credit::Messages(5));
         assert_eq!((dispatch.window(), next_redelivery(&mut dispatch, &[])), (5, Some((batch(0), B))));
         dispatch.record_unread(A, 0);
         assert_eq!((dispatch.window(), next_redelivery(&mut dispatch, &[])), (15, Some((batch(0), A))));
@@ -410,7 +399,7 @@ mod tests {
         let (mut dispatch, now) = group_of(&[(A, 100)]);
         dispatch.deliver(batch(1), 5, A, now);
         dispatch.deliver(batch(0), 5, A, now);
-        dispatch.join(B, 100);
+        dispatch.join(B, Credit::Messages(100));
         assert_eq!(dispatch.leave(A, now), []);
         assert_eq!(next_redelivery(&mut dispatch, &[]), Some((batch(0), B)));
         dispatch.deliver(batch(0), 5, B, now);
@@ -455,8 +444,8 @@ mod tests {
         let waiting = || {
             let (mut dispatch, now) = group_of(&[(A, 1_000)]);
             (0..8).for_each(|seq| dispatch.deliver(batch(seq), 4, A, now));
-            dispatch.join(B, 10);
-            dispatch.join(c, 6);
+            dispatch.join(B, Credit::Messages(10));
+            dispatch.join(c, Credit::Messages(6));
             assert_eq!(dispatch.leave(A, now), []);
             dispatch.deliver(batch(0), 4, B, now);
             assert!(dispatch.nack(B, batch(0), REDELIVER, now));
@@ -586,7 +575,7 @@ mod tests {
         assert!(dispatch.nack(A, batch(0), delay, now));
         assert_eq!(dispatch.lend(), [batch(0)]);
         assert_eq!((next_redelivery(&mut dispatch, &[]), dispatch.next_timer()), (None, Some(now + delay)));
-        dispatch.join(B, 100);
+        dispatch.join(B, Credit::Messages(100));
         assert_eq!(next_redelivery(&mut dispatch, &[]), Some((batch(0), B)));
         assert_eq!(dispatch.leave(B, now), []);
         assert_eq!(dispatch.leave(A, now), [batch(0)]);

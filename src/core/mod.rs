@@ -62,7 +62,7 @@ pub use self::{
 
 #[cfg(feature = "sidecar")]
 pub(crate) use self::{
-    dispatch::{Dispatch, MemberId},
+    dispatch::{Credit, Dispatch, MAX_CREDIT, MemberId},
     lease::{Candidate, Observed, PointerPosition},
     rings::mix,
 };

@@ -111,6 +111,8 @@ reasons! {
     StoreTimeout = 67, "store_silent", RETRYABLE;
     /// The store is unreachable, and the limit of acknowledgements that wait for it is reached.
     MaxHeldAcks = 68, "max_held_acks", RETRYABLE;
+    /// The connection holds as many messages as it may have unacknowledged.
+    MaxUnacked = 69, "max_unacked", RETRYABLE;
 }
 
 impl Reason {

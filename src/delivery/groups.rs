@@ -2,14 +2,16 @@
 //! them to these subscribers, which are the *members* of the group. The *credit* of a member limits the messages in the
 //! batches that it has not acknowledged.
 
+mod commands;
+
 use std::collections::HashMap;
 use std::hash::BuildHasher;
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use tokio::sync::{MutexGuard, Notify, mpsc};
+use tokio::sync::{MutexGuard, Notify, mpsc, oneshot};
 use tokio::task::yield_now;
 use tracing::{debug, info, warn};
 
@@ -28,8 +30,12 @@ const COMMANDS_PER_ROUND: usize = 4;
 /// The maximum number of batches that one call of the store releases. After each call, the task yields to other tasks.
 const RELEASED_AT_ONCE: usize = 4_096;
 
+/// How long the task of a group lingers: it runs on without members, if the last one got batches by request. So
+/// connections that take batches once and end do not open and leave the group each time.
+pub(super) const LINGER: Duration = Duration::from_secs(60);
+
 impl Delivery {
-    /// Adds a subscriber to a group, by sending the command `join` to the task of the group. If the group has no member
+    /// Adds a subscriber to a group, by sending the command `join` to the task of the group. If the group has no task
     /// on this sidecar, first opens the group in the store. Returns whether the group is new in the store, and the
     /// sender for further commands.
     pub(super) async fn join(
@@ -38,9 +44,9 @@ impl Delivery {
         options: GroupOptions,
         join: Command,
     ) -> Result<(bool, mpsc::UnboundedSender<Command>), Refusal> {
-        // While a group has a member on this sidecar, it is open in the store, and the store need not be asked. A
-        // handle without members belongs to a task that is about to end.
-        let is_open = |handle: &&mut GroupHandle| handle.members > 0;
+        // While a task runs, its group is open in the store, and the store need not be asked. A task that is about to
+        // end is not open.
+        let is_open = |handle: &&mut GroupHandle| handle.is_open;
         if let Some(handle) = self.handles.lock().get_mut(group).filter(is_open) {
             return Ok((false, handle.join(join)));
         }
@@ -81,22 +87,50 @@ struct GroupTask {
     new_batches: Arc<Notify>,
     dispatch: Dispatch,
     senders: HashMap<MemberId, BatchSender>,
+    /// The requests that are not answered yet.
+    requests: HashMap<MemberId, PendingRequest>,
+    /// Until when the task lingers. `None` while the group has members, and after a member that left without a request.
+    lingers_until: Option<Instant>,
+    /// Whether the task ends as soon as the group has no member, even if the task lingers or has kept batches.
+    is_ending: bool,
     /// Whether the outbox may have batches that this task has not taken.
     may_take: bool,
     /// Whether the store refused during the last delivery. Only the beginning and the end of refusals are logged.
     refused: bool,
 }
 
+/// A request that is answered after the next delivery.
+struct PendingRequest {
+    batches: u32,
+    answer: oneshot::Sender<Result<(), Refusal>>,
+}
+
 impl GroupTask {
-    /// Starts the task of a group. It runs until the last member has left.
+    /// Starts the task of a group. It runs until the last member has left, and longer if it lingers or has kept batches.
     fn spawn(name: GroupName, delivery: Arc<Delivery>) -> GroupHandle {
         let (sender, commands) = mpsc::unbounded_channel();
         let new_batches = Arc::new(Notify::new());
-        let handle = GroupHandle { commands: sender, new_batches: Arc::clone(&new_batches), members: 0 };
+        let handle = GroupHandle {
+            commands: sender,
+            new_batches: Arc::clone(&new_batches),
+            members: 0,
+            is_open: true,
+            is_ending: false,
+        };
         let dispatch = Dispatch::new(delivery.redeliver_after, delivery.outbox.is_shared());
-        let senders = HashMap::new();
-        let task =
-            GroupTask { name, delivery, commands, new_batches, dispatch, senders, may_take: true, refused: false };
+        let task = GroupTask {
+            name,
+            delivery,
+            commands,
+            new_batches,
+            dispatch,
+            senders: HashMap::new(),
+            requests: HashMap::new(),
+            lingers_until: None,
+            is_ending: false,
+            may_take: true,
+            refused: false,
+        };
         tokio::spawn(task.run());
         handle
     }
@@ -108,14 +142,18 @@ impl GroupTask {
             // member that sends commands without a pause does not delay the batches of other members.
             for _ in 0..COMMANDS_PER_ROUND {
                 let Some(command) = received.take().or_else(|| self.commands.try_recv().ok()) else { break };
-                if self.apply(command).await {
-                    return;
-                }
+                self.apply(command).await;
             }
-            let delivered = self.deliver().await;
+            let (delivered, is_complete) = self.deliver().await;
+            self.answer_requests(&delivered, is_complete);
             let retry = self.retry_after(delivered);
-            let timer = self.dispatch.next_timer().map(|timer| timer - self.delivery.clock.stall_aware_now());
-            let wait = [retry, timer].into_iter().flatten().min();
+            if self.is_over() && self.end().await {
+                return;
+            }
+            let now = self.delivery.clock.stall_aware_now();
+            let timers =
+                self.dispatch.next_timer().into_iter().chain(self.lingers_until.filter(|until| *until > now));
+            let wait = timers.map(|timer| timer.saturating_duration_since(now)).chain(retry).min();
             tokio::select! {
                 Some(command) = self.commands.recv() => {
                     received = Some(command);
@@ -146,17 +184,20 @@ impl GroupTask {
     }
 
     /// Delivers batches to members with free credit: first redeliveries, then new batches. Between these two steps,
-    /// lends the batches that no member here can take, so that other sidecars can take them. If the store refuses one
-    /// step, the next steps still run. Once a command is queued, each step makes at most one more call of the store.
-    async fn deliver(&mut self) -> Result<(), Refusal> {
+    /// releases or lends the batches that no member here can take, so that other sidecars can take them. If the store
+    /// refuses one step, the next steps still run. Once a command is queued, each step makes at most one more call of
+    /// the store. The second result is `false` if a command ended the delivery early.
+    async fn deliver(&mut self) -> (Result<(), Refusal>, bool) {
         self.dispatch.handle_timers(self.delivery.clock.stall_aware_now());
         self.dispatch.record_all_unread(|member| {
             self.senders.get(&member).map(|sender| sender.unread.load(Ordering::Relaxed))
         });
         let (redelivered, is_all) = self.redeliver().await;
+        let idle = self.dispatch.release_idle();
+        self.release(&idle).await;
         let lent = self.lend().await;
-        let new = if is_all { self.deliver_new().await } else { Ok(()) };
-        redelivered.and(lent).and(new)
+        let (new, is_complete) = if is_all { self.deliver_new().await } else { (Ok(()), false) };
+        (redelivered.and(lent).and(new), is_complete)
     }
 
     /// Redelivers waiting batches to members with free credit, until no such batch is left or a command is queued. If a
@@ -204,21 +245,27 @@ impl GroupTask {
         self.delivery.outbox.lend(&self.name, &batches).await
     }
 
-    async fn deliver_new(&mut self) -> Result<(), Refusal> {
+    /// Delivers new batches to members with free credit, until none is left or a command is queued. The second result is
+    /// `false` if a command ended the delivery early.
+    async fn deliver_new(&mut self) -> (Result<(), Refusal>, bool) {
         let outbox = Arc::clone(&self.delivery.outbox);
         while self.may_take && self.dispatch.window() > 0 {
-            let deliveries = outbox.take(&self.name, self.dispatch.window(), self.delivery.clock.now()).await?;
+            let taken = outbox.take(&self.name, self.dispatch.window(), self.delivery.clock.now()).await;
+            let deliveries = match taken {
+                Ok(deliveries) => deliveries,
+                Err(refusal) => return (Err(refusal), true),
+            };
             self.may_take = !deliveries.is_empty();
             for delivery in deliveries {
                 let member = self.dispatch.next_member().expect("no more was taken than there was room for");
                 self.send(delivery, member);
             }
             if !self.commands.is_empty() {
-                break;
+                return (Ok(()), !self.may_take || self.dispatch.window() == 0);
             }
             yield_now().await;
         }
-        Ok(())
+        (Ok(()), true)
     }
 
     fn send(&mut self, delivery: Delivered, member: MemberId) {
@@ -242,64 +289,58 @@ impl GroupTask {
         }
     }
 
-    /// Applies a command. Returns `true` if the last member has left and the task must end.
-    async fn apply(&mut self, command: Command) -> bool {
-        match command {
-            Command::Join { member, credit, batches } => {
-                self.dispatch.join(member, credit);
-                self.senders.insert(member, batches);
-                self.may_take = true;
-            }
-            Command::Leave { member } => return self.leave(member).await,
-            Command::Ack { batches, answer } => {
-                let settled = self.delivery.outbox.settle(&self.name, &batches).await.and_then(|settled| {
-                    self.delivery.metrics.batches_acked.inc_by(settled.count);
-                    settled.batches.into_iter().for_each(|batch| self.dispatch.forget(batch));
-                    settled.refusal.map_or(Ok(settled.count), Err)
-                });
-                let _ = answer.send(settled);
-            }
-            Command::Nack { member, batch, delay, answer } => {
-                let held = self.dispatch.nack(member, batch, delay, self.delivery.clock.stall_aware_now());
-                self.delivery.metrics.batches_nacked.inc_by(u64::from(held));
-                let _ = answer.send(held);
-            }
+    /// Answers the requests for which the delivery is over: all batches are delivered, or no further one is available.
+    fn answer_requests(&mut self, delivered: &Result<(), Refusal>, is_complete: bool) {
+        let dispatch = &self.dispatch;
+        let is_over = |member: &MemberId| is_complete || delivered.is_err() || dispatch.requested(*member) == 0;
+        for (member, PendingRequest { batches, answer }) in self.requests.extract_if(|member, _| is_over(member)) {
+            let got_none = dispatch.requested(member) == batches;
+            let _ = answer.send(if got_none { delivered.clone() } else { Ok(()) });
         }
-        false
     }
 
-    /// Removes a member. Its batches go to the other members. If it was the last member, releases all batches to the
-    /// outbox. Returns `true` if the task must end, because no member is left and no new member has joined.
-    async fn leave(&mut self, member: MemberId) -> bool {
-        self.senders.remove(&member);
-        let released = self.dispatch.leave(member, self.delivery.clock.stall_aware_now());
-        for released in released.chunks(RELEASED_AT_ONCE) {
+    /// Releases batches to the outbox. If the store refuses, it releases them later, or they become overdue.
+    async fn release(&self, batches: &[BatchId]) {
+        for released in batches.chunks(RELEASED_AT_ONCE) {
             if let Err(refusal) = self.delivery.outbox.release(&self.name, released).await {
                 warn!(
                     group = %self.name,
                     %refusal,
                     "batches could not be released; they are redelivered once they are overdue"
                 );
-                break;
             }
             yield_now().await;
         }
-        if !self.senders.is_empty() {
-            return false;
+    }
+
+    /// Returns whether the task must end: the group has no member, and the task neither lingers nor has kept batches.
+    fn is_over(&self) -> bool {
+        let lingers = self.lingers_until.is_some_and(|until| until > self.delivery.clock.stall_aware_now());
+        self.senders.is_empty() && (self.is_ending || !lingers && !self.dispatch.has_kept())
+    }
+
+    /// Leaves the group in the store. Returns `false` if a command was sent meanwhile, so that the task runs on.
+    async fn end(&mut self) -> bool {
+        let kept = self.dispatch.release_all();
+        self.release(&kept).await;
+        let delivery = Arc::clone(&self.delivery);
+        let _lock = delivery.lock(&self.name).await;
+        // From here on, a new member waits for the lock.
+        if let Some(handle) = delivery.handles.lock().get_mut(&self.name) {
+            if !self.commands.is_empty() {
+                return false;
+            }
+            handle.is_open = false;
         }
         info!(group = %self.name, "the last subscriber of this group here has left");
-        let _lock = self.delivery.lock(&self.name).await;
-        if !self.commands.is_empty() {
-            return false;
-        }
-        if let Err(refusal) = self.delivery.outbox.leave_group(&self.name).await {
+        if let Err(refusal) = delivery.outbox.leave_group(&self.name).await {
             warn!(
                 group = %self.name,
                 %refusal,
                 "the store was not told that the last subscriber left: if the group is ephemeral, retention drops it"
             );
         }
-        self.delivery.handles.lock().remove(&self.name);
+        delivery.handles.lock().remove(&self.name);
         true
     }
 }

@@ -4,26 +4,27 @@
 //!
 //! Each group with subscribers on this sidecar has a task (`groups.rs`). These subscribers are the *members* of the
 //! group. `core/dispatch.rs` chooses the member for each batch. The *credit* of a member limits the messages in the
-//! batches that it has not acknowledged.
+//! batches that it has not acknowledged, or is a number of batches that the member requested.
 
 mod groups;
+mod subscription;
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
+use std::hash::RandomState;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tracing::{error, info, warn};
 
+pub use self::subscription::Subscription;
 use crate::clock::Clock;
 use crate::core::{
-    Backlog, BatchId, Delivery as Delivered, Dropped, GroupName, GroupOptions, MemberId, Outbox, Reason, Refusal,
+    Backlog, BatchId, Credit, Delivery as Delivered, Dropped, GroupName, MemberId, Outbox, Reason, Refusal,
 };
 use crate::metrics::Metrics;
-use crate::process::panics;
 
 /// How often a drain checks whether the tasks of all groups have ended.
 const LEFT_POLL: Duration = Duration::from_millis(5);
@@ -82,29 +83,52 @@ impl Delivery {
         delivery
     }
 
-    /// Adds a subscriber to `group`, or to a new group with a generated name if `group` is `None`. If the group does
-    /// not exist, creates it with `options`. `credit` limits the messages in the batches that the subscriber has not
-    /// acknowledged. The last of these batches may exceed the limit.
+    /// Acknowledges batches, which settles them for the group. Any connection or sidecar may hold them. Returns the
+    /// number of batches that were not settled before. Ignores ids that no batch has.
     ///
     /// # Errors
     ///
-    /// If the limit of groups is reached, or the store is unreachable.
-    #[expect(clippy::cast_possible_truncation, reason = "any bits of a hash are as good as others")]
-    pub async fn subscribe(
-        self: &Arc<Self>,
-        group: Option<GroupName>,
-        credit: u64,
-        options: GroupOptions,
-    ) -> Result<Subscription, Refusal> {
-        let member = MemberId(self.last_member.fetch_add(1, Ordering::Relaxed) + 1);
-        let process = self.random.hash_one(std::process::id()) as u32;
-        let group = group.unwrap_or_else(|| GroupName::generated(process, member.0));
-        let (sender, batches) = mpsc::unbounded_channel();
-        let unread = Arc::new(AtomicU64::new(0));
-        let sender = BatchSender { batches: sender, unread: Arc::clone(&unread) };
-        let (created, commands) =
-            self.join(&group, options, Command::Join { member, credit, batches: sender }).await?;
-        Ok(Subscription { group, created, batches, unread, member, commands, delivery: Arc::clone(self) })
+    /// If the group does not exist, or the store is unreachable.
+    pub async fn ack(&self, group: &GroupName, batches: Vec<BatchId>) -> Result<u64, Refusal> {
+        let (answer, settled) = oneshot::channel();
+        self.send(group, Command::Ack { batches: batches.clone(), answer });
+        if let Ok(settled) = settled.await {
+            return settled;
+        }
+        // The group has no task here, or its task ended before it read the command.
+        let settled = self.outbox.settle(group, &batches).await?;
+        self.metrics.batches_acked.inc_by(settled.count);
+        if let Some(refusal) = settled.refusal {
+            return Err(refusal);
+        }
+        if settled.count == 0
+            && !group.is_default()
+            && !self.backlog().await?.groups.iter().any(|known| known.group == *group)
+        {
+            return Err(unknown_group(group));
+        }
+        Ok(settled.count)
+    }
+
+    /// Gives batches back to the group (nack) that any connection of this sidecar holds. Also gives back batches that a
+    /// connection of this sidecar kept: see [`Subscription::keep`]. Returns the number of batches that went
+    /// back. The connection that holds a batch gets it again after `delay`, other connections at once.
+    ///
+    /// # Errors
+    ///
+    /// None at present: only this sidecar is asked.
+    pub async fn nack(&self, group: &GroupName, batches: Vec<BatchId>, delay: Duration) -> Result<u64, Refusal> {
+        let (answer, returned) = oneshot::channel();
+        self.send(group, Command::NackOfAny { batches, delay, answer });
+        // Without a task, no connection of this sidecar holds a batch of the group.
+        Ok(returned.await.unwrap_or(0))
+    }
+
+    /// Sends a command to the task of a group. Drops the command if the group has no task here.
+    fn send(&self, group: &GroupName, command: Command) {
+        if let Some(handle) = self.handles.lock().get(group) {
+            let _ = handle.commands.send(command);
+        }
     }
 
     /// Deletes a group that has no subscriber.
@@ -121,7 +145,10 @@ impl Delivery {
         }
         let _lock = loop {
             let lock = self.lock(group).await;
-            let members = self.handles.lock().get(group).map(|handle| handle.members);
+            let members = self.handles.lock().get_mut(group).map(|handle| {
+                handle.end_without_members();
+                handle.members
+            });
             if members.is_some_and(|members| members > 0) {
                 let text = format!("group {group} has subscribers: end them first, then delete it");
                 return Err(Refusal::new(Reason::GroupInUse, text));
@@ -137,7 +164,7 @@ impl Delivery {
             info!(%group, "group deleted");
             return Ok(());
         }
-        Err(Refusal::new(Reason::UnknownGroup, format!("there is no group {group}: `ackwheel status` lists them")))
+        Err(unknown_group(group))
     }
 
     /// Returns the number of subscribers of a group on this sidecar.
@@ -163,7 +190,14 @@ impl Delivery {
     /// Waits until all subscribers have left and their batches are released, but for at most `timeout`.
     pub async fn wait_until_groups_left(&self, timeout: Duration) {
         let left = async {
-            while !self.handles.lock().is_empty() {
+            loop {
+                {
+                    let mut handles = self.handles.lock();
+                    if handles.is_empty() {
+                        break;
+                    }
+                    handles.values_mut().for_each(GroupHandle::end_without_members);
+                }
                 tokio::time::sleep(LEFT_POLL).await;
             }
         };
@@ -218,18 +252,35 @@ impl Delivery {
     }
 }
 
+fn unknown_group(group: &GroupName) -> Refusal {
+    Refusal::new(Reason::UnknownGroup, format!("there is no group {group}: `ackwheel status` lists them"))
+}
+
 /// A group with a running task.
 struct GroupHandle {
     commands: mpsc::UnboundedSender<Command>,
     /// Notified when new batches may be available.
     new_batches: Arc<Notify>,
     members: u64,
+    /// Whether new members may join the task. The task sets this to `false` before it leaves the group in the store.
+    /// Until then the group is open in the store, even without members.
+    is_open: bool,
+    /// Whether the task got the command `End` and no `Join` after it.
+    is_ending: bool,
 }
 
 impl GroupHandle {
+    /// If the group has no member, tells its task to end at once, even if the task lingers or has kept batches.
+    fn end_without_members(&mut self) {
+        if self.members == 0 && !std::mem::replace(&mut self.is_ending, true) {
+            let _ = self.commands.send(Command::End);
+        }
+    }
+
     /// Counts a new member, and sends its `Join` command to the task. Returns the sender for further commands.
     fn join(&mut self, join: Command) -> mpsc::UnboundedSender<Command> {
         self.members += 1;
+        self.is_ending = false;
         // This send does not fail, because the task removes this handle before it ends.
         let _ = self.commands.send(join);
         self.commands.clone()
@@ -238,10 +289,40 @@ impl GroupHandle {
 
 /// A command to the task of a group.
 enum Command {
-    Join { member: MemberId, credit: u64, batches: BatchSender },
-    Leave { member: MemberId },
-    Ack { batches: Vec<BatchId>, answer: oneshot::Sender<Result<u64, Refusal>> },
-    Nack { member: MemberId, batch: BatchId, delay: Duration, answer: oneshot::Sender<bool> },
+    Join {
+        member: MemberId,
+        credit: Credit,
+        batches: BatchSender,
+    },
+    Leave {
+        member: MemberId,
+    },
+    /// Ends the task as soon as the group has no member, and releases kept batches. A later `Join` cancels this command.
+    End,
+    Request {
+        member: MemberId,
+        batches: u32,
+        answer: oneshot::Sender<Result<(), Refusal>>,
+    },
+    Keep {
+        member: MemberId,
+        batches: Vec<BatchId>,
+    },
+    Ack {
+        batches: Vec<BatchId>,
+        answer: oneshot::Sender<Result<u64, Refusal>>,
+    },
+    Nack {
+        member: MemberId,
+        batch: BatchId,
+        delay: Duration,
+        answer: oneshot::Sender<bool>,
+    },
+    NackOfAny {
+        batches: Vec<BatchId>,
+        delay: Duration,
+        answer: oneshot::Sender<u64>,
+    },
 }
 
 /// The sender of batches to one subscriber.
@@ -252,66 +333,10 @@ struct BatchSender {
     unread: Arc<AtomicU64>,
 }
 
-/// The membership of one subscriber in a group. Dropping this value leaves the group.
-pub struct Subscription {
-    /// The group.
-    pub group: GroupName,
-    /// Whether this subscription created the group.
-    pub created: bool,
-    batches: mpsc::UnboundedReceiver<Delivered>,
-    unread: Arc<AtomicU64>,
-    member: MemberId,
-    commands: mpsc::UnboundedSender<Command>,
-    delivery: Arc<Delivery>,
-}
-
-impl Subscription {
-    /// Waits for the next batch. Returns `None` if the task of the group has ended, which happens only when the process
-    /// ends. Cancel-safe.
-    pub async fn next(&mut self) -> Option<Delivered> {
-        let delivery = self.batches.recv().await?;
-        self.unread.fetch_sub(delivery.batch.messages.len() as u64, Ordering::Relaxed);
-        Some(delivery)
-    }
-
-    /// Acknowledges batches, which settles them for the group. Resolves to the number of batches that were not settled
-    /// before.
-    ///
-    /// The call itself queues the request, even if the returned future is never awaited.
-    ///
-    /// # Errors
-    ///
-    /// If the store is unreachable, or the task of the group has ended.
-    pub fn ack(&self, batches: Vec<BatchId>) -> impl Future<Output = Result<u64, Refusal>> + Send + use<> {
-        let (answer, settled) = oneshot::channel();
-        let _ = self.commands.send(Command::Ack { batches, answer });
-        let ended = "the process ends: acknowledge the batch over another connection";
-        async move { settled.await.unwrap_or_else(|_| Err(Refusal::new(Reason::StoreTimeout, ended))) }
-    }
-
-    /// Gives a batch back to the group (nack), which redelivers it. Other subscribers can get the batch at once, this
-    /// subscriber only after `delay`. Resolves to whether this subscriber held the batch.
-    pub fn nack(&self, batch: BatchId, delay: Duration) -> impl Future<Output = bool> + Send + use<> {
-        let (answer, held) = oneshot::channel();
-        let _ = self.commands.send(Command::Nack { member: self.member, batch, delay, answer });
-        async move { held.await.unwrap_or(false) }
-    }
-}
-
-impl Drop for Subscription {
-    fn drop(&mut self) {
-        let _shared = panics::shared();
-        if let Some(handle) = self.delivery.handles.lock().get_mut(&self.group) {
-            handle.members -= 1;
-        }
-        let _ = self.commands.send(Command::Leave { member: self.member });
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::{CombinedOutbox, MAX_GROUPS, Retention, RingParts, Store, StormRule, Wheel};
+    use crate::core::{CombinedOutbox, GroupOptions, MAX_GROUPS, Retention, RingParts, Store, StormRule, Wheel};
     use crate::memory::{MemoryOptions, MemoryStore};
 
     fn seat(clock: &Clock) -> RingParts {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Clock;
+pub(super) use crate::core::MAX_CREDIT;
 use crate::core::{Rings, Store};
 use crate::delivery::Delivery;
 use crate::metrics::Metrics;
@@ -11,10 +12,6 @@ use crate::ticker::read_barrier::ReadBarrier;
 
 /// The minimum time for which connections are still served after GoAway, the frame that announces a drain.
 pub const DRAIN_GRACE: Duration = Duration::from_millis(500);
-
-/// The maximum credit of a subscription. The credit limits the messages in the batches that a subscriber has not
-/// acknowledged.
-pub(super) const MAX_CREDIT: u32 = 1_048_576;
 
 /// The limits and timeouts of connections.
 #[derive(Clone, Debug)]
