@@ -39,6 +39,8 @@ use crate::ticker::read_barrier::ReadBarrier;
 pub struct Sidecar {
     /// The TCP address for logic nodes.
     pub address: SocketAddr,
+    /// The TCP address of the RESP protocol, if it is served.
+    pub resp_address: Option<SocketAddr>,
     /// The HTTP address of metrics, probes and the status.
     pub admin_address: SocketAddr,
     /// The parts whose state metrics, probes and `/status` report.
@@ -77,7 +79,7 @@ impl Sidecar {
         mut config: Config,
         open: impl AsyncFnOnce(&Config, &str, &Arc<Clock>, &Arc<Metrics>) -> Result<Arc<dyn Store>, StartError>,
     ) -> Result<Sidecar, StartError> {
-        let (listeners, address) = open_listeners(&config).await?;
+        let (listeners, address, resp_address) = open_listeners(&config).await?;
         let (admin_listener, admin_address) = listen("--admin", config.admin).await?;
         let start_thread = |name| RuntimeThread::start(name).map_err(StartError::Thread);
         let (ticker_thread, admin_thread) = (start_thread("ticker")?, start_thread("admin")?);
@@ -132,6 +134,7 @@ impl Sidecar {
         tasks.spawn(async move { delivery.maintain().await });
         Ok(Sidecar {
             address,
+            resp_address,
             admin_address,
             health,
             shared,
@@ -196,13 +199,17 @@ fn open_memory(config: &Config, clock: &Clock, metrics: &Metrics) -> Result<Memo
     Ok(store)
 }
 
-/// Opens the listeners for logic nodes. Also returns the address of the TCP listener.
-async fn open_listeners(config: &Config) -> Result<(Listeners, SocketAddr), StartError> {
+/// Opens the listeners for logic nodes. Also returns the addresses of `--listen` and `--resp`.
+async fn open_listeners(config: &Config) -> Result<(Listeners, SocketAddr, Option<SocketAddr>), StartError> {
     let (tcp, address) = listen("--listen", config.listen).await?;
-    let Some(path) = &config.socket else { return Ok(((tcp, None), address)) };
-    let failed = |cause| StartError::Listen { flag: "--socket", address: path.display().to_string(), cause };
-    let unix = SocketFile::listen(path).await.map_err(failed)?;
-    Ok(((tcp, Some(unix)), address))
+    let resp = OptionFuture::from(config.resp.map(|address| listen("--resp", address))).await.transpose()?;
+    let (resp, resp_address) = resp.unzip();
+    let mut listeners = Listeners { tcp, unix: None, resp };
+    if let Some(path) = &config.socket {
+        let failed = |cause| StartError::Listen { flag: "--socket", address: path.display().to_string(), cause };
+        listeners.unix = Some(SocketFile::listen(path).await.map_err(failed)?);
+    }
+    Ok((listeners, address, resp_address))
 }
 
 /// Listens on a TCP address. Also returns the address, with the real port in place of port 0.
@@ -220,7 +227,7 @@ const OTHER_FILES: u64 = 64;
 /// Raises the limit of open files of this process as far as possible. Warns if the limit is too low for the maximum
 /// number of connections.
 pub fn raise_open_files_limit(config: &Config) {
-    let listeners = if config.socket.is_some() { 2 } else { 1 };
+    let listeners = 1 + u64::from(config.socket.is_some()) + u64::from(config.resp.is_some());
     let connections = (config.server.max_connections as u64).saturating_mul(listeners);
     let others = (admin::MAX_CONNECTIONS + UNAUTHENTICATED_FILES) as u64 + OTHER_FILES;
     let wanted = connections.saturating_add(others);

@@ -62,7 +62,8 @@ async fn run_sidecar(config: Config) -> Result<(), Failure> {
     // Announce.
     let (listen, admin, health) = (sidecar.address, sidecar.admin_address, Arc::clone(&sidecar.health));
     let socket = socket.as_ref().map(|path| display(path.display()));
-    info!(%listen, %admin, socket, name = health.name, "listening");
+    let resp = sidecar.resp_address.map(display);
+    info!(%listen, resp, %admin, socket, name = health.name, "listening");
     manager.ready(&format!("listening on {listen}, admin on {admin}")).await;
 
     // Serve.

@@ -1,21 +1,27 @@
 //! Collects the state that the admin endpoints and the watchdog report.
 
+use std::pin::Pin;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use axum::body::Bytes;
+use axum::http::StatusCode;
 use futures_util::future::{join_all, try_join_all};
 use parking_lot::Mutex;
 use rlimit::Resource;
 use tracing::{debug, warn};
 
 use super::history::{Counters, History, KEPT, SAMPLE_EVERY};
-use super::shared_answer::SharedAnswer;
-use super::status::{AccessReport, GroupReport, LastMinutes, LimitReport, RatesReport, StatusReport};
+use super::shared_answer::{ANSWER_TIMEOUT, Answer, SharedAnswer};
+use super::status::{
+    AccessReport, GroupReport, LastMinutes, LimitReport, ListenerReport, RatesReport, StatusReport,
+};
 use crate::core::{
     Backlog, CLOCK_BEAT, GroupBacklog, GroupName, MAX_GROUPS, Reason, Refusal, RingStatus, Tick, TickCounts,
     TickReport, merge_backlogs,
 };
+use crate::metrics::{Listener, RESP_COMMANDS};
 use crate::process::thread::RuntimeThread;
 use crate::server::{Admission, Certificate, Shared};
 use crate::ticker::{LIVENESS, TickerHandle};
@@ -58,9 +64,46 @@ impl Health {
     }
 
     /// Reports the state of these parts from now on, and admits clients.
-    pub fn open(&self, tickers: Vec<TickerHandle>, shared: &Arc<Shared>) {
+    pub fn open(self: &Arc<Self>, tickers: Vec<TickerHandle>, shared: &Arc<Shared>) {
         let _ = self.tickers.set(tickers);
-        self.admission.open(shared);
+        let health = Arc::downgrade(self);
+        let status = move || -> Pin<Box<dyn Future<Output = Result<Bytes, Refusal>> + Send>> {
+            let health = health.upgrade();
+            Box::pin(async move {
+                let draining = || Refusal::new(Reason::Draining, "this sidecar ends");
+                health.ok_or_else(draining)?.status().await
+            })
+        };
+        self.admission.open(shared, Box::new(status));
+    }
+
+    /// Returns the answer to `GET /status`.
+    pub(super) async fn answer_status(self: Arc<Self>) -> Answer {
+        let failed =
+            |text| Answer(StatusCode::SERVICE_UNAVAILABLE, "text/plain; charset=utf-8", Bytes::from(text));
+        let of = Arc::clone(&self);
+        let answer = self.status_answer.get(&self.admission.clock, async move {
+            let Some(shared) = of.admission.shared() else { return failed(String::from(OPENING)) };
+            match of.report(shared).await {
+                Ok(report) => {
+                    let json = serde_json::to_string(&report).expect("a report can be written");
+                    Answer(StatusCode::OK, "application/json", Bytes::from(json + "\n"))
+                }
+                Err(refusal) => failed(format!("{refusal}\n")),
+            }
+        });
+        let silent = || failed(format!("the store did not answer within {ANSWER_TIMEOUT:?}: look at the store\n"));
+        answer.await.unwrap_or_else(silent)
+    }
+
+    /// Returns the status as JSON.
+    async fn status(self: Arc<Self>) -> Result<Bytes, Refusal> {
+        let Answer(status, _, text) = self.answer_status().await;
+        if status == StatusCode::OK {
+            return Ok(text.slice(..text.trim_ascii_end().len()));
+        }
+        let text = String::from_utf8_lossy(text.trim_ascii_end()).into_owned();
+        Err(Refusal::new(Reason::StoreUnreachable, text))
     }
 
     /// Returns the tickers; none while the store is being opened.
@@ -134,6 +177,14 @@ impl Health {
             oldest_seconds: backlog.oldest.as_secs_f64(),
         };
         let access = |(name, connections): (Arc<str>, u64)| AccessReport { name: name.to_string(), connections };
+        let metrics = &self.admission.metrics;
+        let listener = |listener: Listener| ListenerReport {
+            listener: listener.as_str().to_owned(),
+            connections: self.admission.admitted_at(listener),
+            received_bytes: metrics.received_bytes.of(listener).get(),
+            sent_bytes: metrics.sent_bytes.of(listener).get(),
+        };
+        let command = |command: &'static str| (command.to_owned(), metrics.resp_commands.of(command).get());
         let wheel = rings[0].ring.wheel();
         let (uptime, rates, last_minutes) = self.recent(now);
         let in_flight = statuses.iter().map(|status| status.in_flight).sum();
@@ -145,6 +196,8 @@ impl Health {
             rings: statuses.into_iter().zip(recent).map(ring).collect(),
             groups: backlog.groups.iter().map(group).collect(),
             access: self.admission.access.connections().into_iter().map(access).collect(),
+            listeners: Listener::ALL.into_iter().map(listener).collect(),
+            resp_commands: RESP_COMMANDS.into_iter().map(command).collect(),
             version: String::from(env!("CARGO_PKG_VERSION")),
             uptime_seconds: uptime.as_secs_f64(),
             rates,

@@ -142,20 +142,7 @@ async fn readyz(State(health): State<Arc<Health>>) -> (StatusCode, &'static str)
 }
 
 async fn status(State(health): State<Arc<Health>>) -> Answer {
-    let failed = |text| Answer(StatusCode::SERVICE_UNAVAILABLE, "text/plain; charset=utf-8", Bytes::from(text));
-    let of = Arc::clone(&health);
-    let answer = health.status_answer.get(&health.admission.clock, async move {
-        let Some(shared) = of.admission.shared() else { return failed(String::from(OPENING)) };
-        match of.report(shared).await {
-            Ok(report) => {
-                let json = serde_json::to_string(&report).expect("a report can be written");
-                Answer(StatusCode::OK, "application/json", Bytes::from(json + "\n"))
-            }
-            Err(refusal) => failed(format!("{refusal}\n")),
-        }
-    });
-    let silent = || failed(format!("the store did not answer within {ANSWER_TIMEOUT:?}: look at the store\n"));
-    answer.await.unwrap_or_else(silent)
+    health.answer_status().await
 }
 
 /// The content security policy of the page. The page may use only its own script and style, show its embedded icon, and

@@ -25,6 +25,12 @@ pub struct StatusReport {
     /// The names of tokens or, without tokens, of client certificates, with their open connections.
     #[serde(default)]
     pub access: Vec<AccessReport>,
+    /// The listeners for clients, with their traffic.
+    #[serde(default)]
+    pub listeners: Vec<ListenerReport>,
+    /// The commands over the RESP protocol since the start, by name.
+    #[serde(default)]
+    pub resp_commands: BTreeMap<String, u64>,
     /// The version of the sidecar.
     #[serde(default)]
     pub version: String,
@@ -83,6 +89,19 @@ pub struct LimitReport {
     pub used: u64,
     /// The limit.
     pub limit: u64,
+}
+
+/// A listener for clients.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListenerReport {
+    /// The name of its flag: listen, socket or resp.
+    pub listener: String,
+    /// The number of open connections of admitted clients.
+    pub connections: u64,
+    /// The bytes received since the start.
+    pub received_bytes: u64,
+    /// The bytes sent since the start.
+    pub sent_bytes: u64,
 }
 
 /// The connections of a token or a client certificate.

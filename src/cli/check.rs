@@ -1,6 +1,7 @@
 //! The verb `check`: finds what is wrong with a sidecar and its store, and says what to do.
 
 mod findings;
+mod resp_login;
 
 use std::io::{Write, stdout};
 use std::time::Duration;
@@ -9,6 +10,7 @@ use clap::Args;
 use ureq::http::StatusCode;
 
 use self::findings::{Finding, Level, findings};
+use self::resp_login::resp_login;
 use super::connect::{Connect, DEFAULT_ADMIN, admin, patience};
 use super::text::plain;
 use super::{Failure, block_on};
@@ -29,6 +31,9 @@ pub(super) struct Check {
     /// The sidecar's admin address
     #[arg(long, env = "ACKWHEEL_ADMIN", default_value = DEFAULT_ADMIN, value_name = "HOST:PORT", value_parser = admin)]
     admin: String,
+    /// The sidecar's address of the RESP protocol: checks that a Redis client library can connect
+    #[arg(long, env = "ACKWHEEL_RESP", value_name = "HOST:PORT")]
+    resp: Option<String>,
     /// Print a JSON list of objects with the keys level, subject, text and remedy
     #[arg(long)]
     json: bool,
@@ -43,6 +48,9 @@ impl Check {
         let mut found = Vec::new();
         block_on(async {
             found.push(self.connection(options).await);
+            if let Some(address) = &self.resp {
+                found.push(self.resp_connection(address).await?);
+            }
             Ok(())
         })?;
         found.extend(self.state());
@@ -86,6 +94,32 @@ impl Check {
                 failed("connection", &text, connection_remedy(&error, &text))
             }
         }
+    }
+
+    /// Logs in over the RESP protocol, as a Redis client library does.
+    async fn resp_connection(&self, address: &str) -> Result<Finding, Failure> {
+        const REMEDY: &str = "is the sidecar running with this --resp, and does --tls-ca match its --tls-cert?";
+        let Connect { timeout, .. } = self.connect;
+        let clock = Clock::start();
+        let login = resp_login(address, self.connect.tls()?, self.connect.token()?, timeout, || clock.now());
+        Ok(match login.await {
+            Ok(took) => {
+                let ms = took.as_secs_f64() * 1_000.0;
+                Finding::ok("resp", format!("{address} accepts this token, and answered in {ms:.2} ms"))
+            }
+            Err(error) => {
+                let text = format!("no login over RESP at {address}: {error}");
+                failed(
+                    "resp",
+                    &text,
+                    if matches!(error.code(), Some("WRONGPASS" | "NOAUTH")) {
+                        "correct --token-file"
+                    } else {
+                        REMEDY
+                    },
+                )
+            }
+        })
     }
 
     /// Asks the admin address for the state of the sidecar.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, ValueHint};
 
 use super::Failure;
-use crate::client::{Address, Client, ClientOptions, Tls};
+use crate::client::{Address, Client, ClientOptions, Tls, read_token};
 use crate::config::MAX_DURATION;
 
 /// The default address for requests and subscriptions.
@@ -70,7 +70,14 @@ impl Connect {
         Ok(options)
     }
 
-    fn tls(&self) -> Result<Option<Tls>, Failure> {
+    /// Returns the token to present.
+    pub(super) fn token(&self) -> Result<Option<String>, Failure> {
+        let Some(path) = &self.token_file else { return Ok(None) };
+        let token = read_token(path).map_err(|error| Failure::Usage(format!("--token-file: {error}")))?;
+        Ok(Some(String::from_utf8_lossy(&token).into_owned()))
+    }
+
+    pub(super) fn tls(&self) -> Result<Option<Tls>, Failure> {
         let trusted = self.tls_ca.as_deref().map(Tls::trusting).transpose();
         let trusted = trusted.map_err(|error| Failure::Usage(format!("--tls-ca {error}")))?;
         match (trusted, &self.tls_client_cert, &self.tls_client_key) {

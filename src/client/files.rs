@@ -8,7 +8,7 @@ use std::path::Path;
 use crate::protocol::token_file::first_token;
 
 /// Returns the first token in a file.
-pub(super) fn read_token(path: &Path) -> io::Result<Vec<u8>> {
+pub(crate) fn read_token(path: &Path) -> io::Result<Vec<u8>> {
     first_token(&read(path)?).map(<[u8]>::to_vec).map_err(|why| wrong(path, &why))
 }
 

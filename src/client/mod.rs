@@ -68,6 +68,8 @@ use tokio::time::Instant;
 pub use address::{Address, AddressError};
 pub use error::ClientError;
 #[cfg(feature = "sidecar")]
+pub(crate) use files::read_token;
+#[cfg(feature = "sidecar")]
 pub(crate) use handshake::{OpenConnection, open};
 #[cfg(not(feature = "tls"))]
 pub use options::Tls;

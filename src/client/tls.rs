@@ -60,7 +60,7 @@ impl Tls {
     }
 
     /// Performs the TLS handshake. The server's certificate must be valid for `host`, a name or an IP address.
-    pub(super) async fn shake_hands(&self, host: &str, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+    pub(crate) async fn shake_hands(&self, host: &str, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         let name = ServerName::try_from(host.to_owned())
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, format!("{host:?}: {error}")))?;
         TlsConnector::from(Arc::clone(&self.config)).connect(name, stream).await.map_err(|error| {

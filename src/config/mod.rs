@@ -29,6 +29,8 @@ pub struct Config {
     pub listen: SocketAddr,
     /// The Unix socket for logic nodes.
     pub socket: Option<PathBuf>,
+    /// The TCP address of the RESP protocol.
+    pub resp: Option<SocketAddr>,
     /// The HTTP address of metrics, probes and the status.
     pub admin: SocketAddr,
     /// The host names under which the admin address may be asked.
@@ -91,6 +93,7 @@ impl Settings {
         let mut config = Config {
             listen: address("--listen", &values.listen)?,
             socket: checked_path("--socket", values.socket.as_ref())?,
+            resp: values.resp.as_deref().map(|resp| address("--resp", resp)).transpose()?,
             admin: address("--admin", &values.admin)?,
             admin_hosts: values.admin_hosts()?,
             redis: None,
@@ -254,20 +257,25 @@ impl Config {
     /// Refuses a TCP listener that other hosts can reach, if clients need neither a token nor a certificate of their own.
     /// With `insecure`, only warns. Also collects the other warnings about settings.
     fn check_exposure(&mut self, insecure: bool) -> Result<(), ConfigError> {
-        let Config { listen, admin, .. } = *self;
+        let Config { listen, resp, admin, .. } = *self;
         self.warnings.extend(self.certificate.as_ref().and_then(Certificate::untimely));
         self.warnings.extend(self.access.weak_tokens());
         let has_client_ca = self.certificate.as_ref().is_some_and(Certificate::requires_client_certificate);
-        if !listen.ip().is_loopback() && !self.access.requires_token() && !has_client_ca {
+        let reachable = [("--listen", Some(listen)), ("--resp", resp)];
+        let reachable = reachable.into_iter().filter_map(|(flag, address)| Some((flag, address?)));
+        for (flag, address) in reachable.filter(|(_, address)| !address.ip().is_loopback()) {
+            if self.access.requires_token() || has_client_ca {
+                continue;
+            }
             if !insecure {
                 return Err(ConfigError(format!(
-                    "--listen {listen} lets anyone on the network add and acknowledge messages: give --token-file or \
+                    "{flag} {address} lets anyone on the network add and acknowledge messages: give --token-file or \
                      --tls-client-ca (--tls-cert alone lets every client in), or listen on 127.0.0.1, or give --insecure \
                      if you trust everyone on the network"
                 )));
             }
             self.warnings.push(format!(
-                "--insecure: anyone who reaches {listen} can add and acknowledge messages; give --token-file or \
+                "--insecure: anyone who reaches {address} can add and acknowledge messages; give --token-file or \
                  --tls-client-ca if that is not meant"
             ));
         }

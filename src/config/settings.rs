@@ -115,6 +115,9 @@ settings! {
     /// Unix socket for logic nodes, beside --listen. One that a killed sidecar left behind is
     /// replaced [default: none]
     ADDRESSES, socket: PathBuf, "ACKWHEEL_SOCKET", "PATH";
+    /// TCP address of the RESP protocol: client libraries for Redis connect here. TLS, tokens and --max-connections
+    /// are those of --listen [default: none]
+    ADDRESSES, resp: String, "ACKWHEEL_RESP", "HOST:PORT";
     /// TCP address of metrics, probes, status and the page of the ring. It changes nothing, so it may be opened to
     /// Prometheus [default: 127.0.0.1:7416]
     ADDRESSES, admin: String, "ACKWHEEL_ADMIN", "HOST:PORT", String::from("127.0.0.1:7416");

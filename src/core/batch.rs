@@ -1,6 +1,7 @@
 //! Timeout batches. When a tick expires, its unacknowledged messages are delivered to subscribers in these batches.
 
 use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,6 +32,31 @@ pub struct BatchId {
 impl fmt::Display for BatchId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}-{}-{}-{}", self.ring, self.epoch, self.tick, self.seq)
+    }
+}
+
+/// The error for a text that is not a batch id.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not a batch id: write ring-epoch-tick-seq, as a delivery states it")]
+pub struct ParseBatchIdError;
+
+impl FromStr for BatchId {
+    type Err = ParseBatchIdError;
+
+    fn from_str(text: &str) -> Result<BatchId, ParseBatchIdError> {
+        // `parse` accepts a sign, which no batch id has.
+        let number = |text: &str| text.parse::<u64>().ok().filter(|_| !text.starts_with('+'));
+        let mut numbers = text.split('-').map(number);
+        let mut next = || numbers.next().flatten().ok_or(ParseBatchIdError);
+        let (ring, epoch, tick, seq) = (next()?, next()?, Tick(next()?), next()?);
+        let fits = |_| ParseBatchIdError;
+        let id = BatchId {
+            ring: u16::try_from(ring).map_err(fits)?,
+            epoch,
+            tick,
+            seq: u32::try_from(seq).map_err(fits)?,
+        };
+        if numbers.next().is_some() { Err(ParseBatchIdError) } else { Ok(id) }
     }
 }
 
@@ -130,6 +156,16 @@ mod tests {
         assert!(!rule.count(0, 5_000, true).storm, "a drain is no storm");
         assert!(!StormRule { min: 0, share: 0.5 }.count(0, 0, false).storm, "an empty tick is no storm either");
         assert_eq!(rule.count(30, 12, false).added, 42);
+    }
+
+    #[test]
+    fn a_batch_id_is_read_as_it_is_written() {
+        let id = BatchId { tick: Tick(u64::MAX), epoch: 1_700_000_000_000, ring: 63, seq: 4_096 };
+        assert_eq!(id.to_string().parse(), Ok(id));
+        for text in ["", "1-2-3", "1-2-3-4-5", "1-2-3-", "65536-2-3-4", "1-2-3-4294967296", "+1-2-3-4", "a-2-3-4"]
+        {
+            assert_eq!(text.parse::<BatchId>(), Err(ParseBatchIdError), "{text}");
+        }
     }
 
     #[test]

@@ -116,6 +116,7 @@ impl GroupTask {
             members: 0,
             is_open: true,
             is_ending: false,
+            lingers: false,
         };
         let dispatch = Dispatch::new(delivery.redeliver_after, delivery.outbox.is_shared());
         let task = GroupTask {

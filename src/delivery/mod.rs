@@ -113,15 +113,11 @@ impl Delivery {
     /// Gives batches back to the group (nack) that any connection of this sidecar holds. Also gives back batches that a
     /// connection of this sidecar kept: see [`Subscription::keep`]. Returns the number of batches that went
     /// back. The connection that holds a batch gets it again after `delay`, other connections at once.
-    ///
-    /// # Errors
-    ///
-    /// None at present: only this sidecar is asked.
-    pub async fn nack(&self, group: &GroupName, batches: Vec<BatchId>, delay: Duration) -> Result<u64, Refusal> {
+    pub async fn nack(&self, group: &GroupName, batches: Vec<BatchId>, delay: Duration) -> u64 {
         let (answer, returned) = oneshot::channel();
         self.send(group, Command::NackOfAny { batches, delay, answer });
         // Without a task, no connection of this sidecar holds a batch of the group.
-        Ok(returned.await.unwrap_or(0))
+        returned.await.unwrap_or(0)
     }
 
     /// Sends a command to the task of a group. Drops the command if the group has no task here.
@@ -167,9 +163,10 @@ impl Delivery {
         Err(unknown_group(group))
     }
 
-    /// Returns the number of subscribers of a group on this sidecar.
+    /// Returns the number of subscribers of a group on this sidecar. A group that lingers has one: connections take from
+    /// it from time to time.
     pub fn subscribers(&self, group: &GroupName) -> u64 {
-        self.handles.lock().get(group).map_or(0, |handle| handle.members)
+        self.handles.lock().get(group).map_or(0, GroupHandle::subscribers)
     }
 
     /// Returns the backlog of the outbox: the batches that are not acknowledged by every group.
@@ -184,7 +181,7 @@ impl Delivery {
     /// Returns the groups with a task on this sidecar, each with its number of subscribers here.
     pub fn attended(&self) -> Vec<(GroupName, u64)> {
         let handles = self.handles.lock();
-        handles.iter().map(|(group, handle)| (group.clone(), handle.members)).collect()
+        handles.iter().map(|(group, handle)| (group.clone(), handle.subscribers())).collect()
     }
 
     /// Waits until all subscribers have left and their batches are released, but for at most `timeout`.
@@ -267,9 +264,15 @@ struct GroupHandle {
     is_open: bool,
     /// Whether the task got the command `End` and no `Join` after it.
     is_ending: bool,
+    /// Whether the task lingers: it waits for a new member.
+    lingers: bool,
 }
 
 impl GroupHandle {
+    fn subscribers(&self) -> u64 {
+        self.members.max(u64::from(self.lingers))
+    }
+
     /// If the group has no member, tells its task to end at once, even if the task lingers or has kept batches.
     fn end_without_members(&mut self) {
         if self.members == 0 && !std::mem::replace(&mut self.is_ending, true) {

@@ -84,7 +84,15 @@ metrics! {
     outbox_dropped_ids: IntCounter = counter("outbox_dropped_ids_total", "Messages lost to the outbox's bounds.");
     groups_dropped: IntCounter = counter("groups_dropped_total", "Groups dropped because they had no subscriber.");
     subscribers: IntGaugeVec = gauge_vec("subscribers", "Subscribers of a group here.", "group");
-    connections: IntGauge = gauge("connections", "Connections of admitted clients.");
+    connections: Labelled<Listener, IntGauge> =
+        gauges("connections", "Connections of admitted clients, by listener.", "listener",
+            &Listener::ALL, Listener::as_str);
+    received_bytes: Labelled<Listener, IntCounter> =
+        counters("received_bytes_total", "Bytes received from clients, by listener.", "listener",
+            &Listener::ALL, Listener::as_str);
+    sent_bytes: Labelled<Listener, IntCounter> =
+        counters("sent_bytes_total", "Bytes sent to clients, by listener.", "listener",
+            &Listener::ALL, Listener::as_str);
     max_connections: IntGauge = gauge("max_connections", "The limit of connections of each listener.");
     unauthenticated_connections: IntGauge =
         gauge("unauthenticated_connections", "Connections whose Hello was not accepted yet.");
@@ -95,6 +103,9 @@ metrics! {
         gauge("tls_certificate_expiry_timestamp_seconds", "When --tls-cert expires, in Unix time; 0 without one.");
     frames: Labelled<FrameType, IntCounter> =
         counters("frames_total", "Frames received and sent, by type.", "type", &FrameType::ALL, FrameType::as_str);
+    resp_commands: Labelled<&'static str, IntCounter> =
+        counters("resp_commands_total", "Commands received over the RESP protocol.", "command",
+            &RESP_COMMANDS, |command| command);
     refusals: Labelled<Reason, IntCounter> =
         counters("refusals_total", "Requests and connections refused, by reason.", "reason",
             Reason::ALL, Reason::as_str);
@@ -129,6 +140,34 @@ metrics! {
     log_lines_dropped: IntCounter =
         counter("log_lines_dropped_total",
             "Log lines dropped because stderr could not be written, or not fast enough.");
+}
+
+/// The commands of the RESP protocol that are counted. All others are counted together.
+pub const RESP_COMMANDS: [&str; 7] = ["AW.ADD", "AW.DEL", "AW.TAKE", "AW.ACK", "AW.NACK", "AW.STATUS", "other"];
+
+/// A listener for clients, under the name of its flag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Listener {
+    /// The native protocol over TCP.
+    Listen,
+    /// The native protocol over a Unix socket.
+    Socket,
+    /// The RESP protocol.
+    Resp,
+}
+
+impl Listener {
+    /// All listeners.
+    pub const ALL: [Listener; 3] = [Listener::Listen, Listener::Socket, Listener::Resp];
+
+    /// Returns the name of the flag, without the dashes.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Listener::Listen => "listen",
+            Listener::Socket => "socket",
+            Listener::Resp => "resp",
+        }
+    }
 }
 
 impl Metrics {

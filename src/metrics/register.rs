@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use prometheus::core::{Atomic, Collector, GenericGauge, GenericGaugeVec, Metric, MetricVec, MetricVecBuilder};
 use prometheus::proto::{self, LabelPair, MetricType};
-use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
+use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 
 use crate::core::{LATENCY_BOUNDS, LatencyHistogram, STAMP_UNIT};
 
@@ -58,6 +58,17 @@ impl Register {
         text: impl Fn(V) -> &'static str,
     ) -> Labelled<V, IntCounter> {
         self.labelled(IntCounterVec::new(opts(name, help), &[label]), values, text)
+    }
+
+    pub(super) fn gauges<V: Copy>(
+        &self,
+        name: &str,
+        help: &str,
+        label: &str,
+        values: &'static [V],
+        text: impl Fn(V) -> &'static str,
+    ) -> Labelled<V, IntGauge> {
+        self.labelled(IntGaugeVec::new(opts(name, help), &[label]), values, text)
     }
 
     pub(super) fn gauge<N: Atomic + 'static>(&self, name: &str, help: &str) -> GenericGauge<N> {

@@ -4,6 +4,7 @@
 
 pub mod codec;
 pub mod frame;
+pub mod resp;
 pub(crate) mod token_file;
 
 pub use codec::{Codec, DecodeError, Decoded};

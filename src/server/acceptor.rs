@@ -11,7 +11,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::{TcpListener, UnixListener, UnixStream};
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio_util::either::Either;
@@ -19,16 +20,18 @@ use tokio_util::task::TaskTracker;
 use tracing::field::Empty;
 use tracing::{Instrument, Span, debug, info_span, warn};
 
-use super::access::Peer;
+use super::access::{Grant, Peer};
 use super::admission::{Admission, Admitted, Client, log_refusal};
-use super::buffered_stream::{BufferedStream, IoEvent, Socket, Stream};
+use super::buffered_stream::{BufferedStream, IoEvent, Traffic};
 use super::credentials::{certificate_name, log_failed_handshake};
 use super::native::Greeting;
-use super::session::{CLOSE_TIMEOUT, Session};
-use super::shared::Phase;
+use super::session::{CLOSE_TIMEOUT, ClientProtocol, Session};
+use super::shared::{Phase, Shared};
+use super::socket::{Socket, Stream};
 use super::unauthenticated::Place;
 use crate::clock::stall_aware_timeout;
 use crate::core::{Reason, Refusal};
+use crate::metrics::Listener;
 use crate::process::panics::contained;
 use crate::protocol::frame::{Body, Frame, FrameType, Hello, MAX_GREETING_LENGTH};
 use crate::protocol::{Codec, DecodeError, Decoded};
@@ -40,6 +43,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The same pause if an unauthenticated connection was closed: its file is free after one turn of the thread.
 const EVICTION_PAUSE: Duration = Duration::from_millis(1);
+
+/// How long the peer of a connection without Pings may be unreachable before the kernel ends the connection.
+const DEAD_AFTER: Duration = Duration::from_secs(30);
 
 /// The task that accepts connections. It runs on a thread of its own.
 #[derive(Clone)]
@@ -57,16 +63,25 @@ pub(super) struct Acceptor {
 
 impl Acceptor {
     /// Accepts connections until the sidecar drains. Closes the listeners then.
-    pub(super) async fn run(mut self, tcp: TcpListener, unix: Option<UnixListener>) {
+    pub(super) async fn run(mut self, tcp: TcpListener, unix: Option<UnixListener>, resp: Option<TcpListener>) {
+        let accept_unix = async || match &unix {
+            Some(listener) => listener.accept().await,
+            None => std::future::pending().await,
+        };
+        let accept_resp = async || match &resp {
+            Some(listener) => listener.accept().await,
+            None => std::future::pending().await,
+        };
         loop {
             let accepted = tokio::select! {
-                accepted = tcp.accept() => accepted.map(|(stream, _)| Either::Left(stream)),
-                accepted = accept_unix(unix.as_ref()) => accepted.map(Either::Right),
+                accepted = tcp.accept() => accepted.map(|(tcp, _)| (Either::Left(tcp), Listener::Listen)),
+                accepted = accept_unix() => accepted.map(|(unix, _)| (Either::Right(unix), Listener::Socket)),
+                accepted = accept_resp() => accepted.map(|(tcp, _)| (Either::Left(tcp), Listener::Resp)),
                 _ = self.phase.changed() => return,
             };
             match accepted {
-                Ok(socket) => {
-                    self.receive(socket);
+                Ok((socket, listener)) => {
+                    self.receive(socket, listener);
                     // Let the other connections of this thread make progress after each new one.
                     tokio::task::yield_now().await;
                 }
@@ -81,13 +96,18 @@ impl Acceptor {
     }
 
     /// Starts the task of a new connection.
-    fn receive(&self, socket: Socket) {
-        let (admission, index) = (Arc::clone(&self.admission), usize::from(matches!(socket, Either::Right(_))));
+    fn receive(&self, socket: Socket, listener: Listener) {
+        let admission = Arc::clone(&self.admission);
         admission.metrics.connections_opened.inc();
         let (peer, address) = match &socket {
             Either::Left(tcp) => {
-                // Both calls fail only if the connection has ended already.
+                // These calls fail only if the connection has ended already.
                 let _ = tcp.set_nodelay(true);
+                if listener == Listener::Resp {
+                    // This protocol has no Pings by which a dead peer is found.
+                    let _ = SockRef::from(tcp).set_tcp_keepalive(&keep_alive());
+                    let _ = SockRef::from(tcp).set_tcp_user_timeout(Some(DEAD_AFTER));
+                }
                 match tcp.peer_addr() {
                     Ok(address) => (Peer::Tcp(address.ip()), address.to_string()),
                     Err(_) => return,
@@ -100,25 +120,31 @@ impl Acceptor {
         let start = |place| {
             let greeting = async move {
                 tokio::select! {
-                    () = acceptor.greet(socket, peer, place) => {}
+                    () = acceptor.greet(socket, listener, peer, place) => {}
                     _ = closing.wait_for(|phase| *phase == Phase::Closed) => {}
                 }
             };
             tokio::spawn(contained(greeting.instrument(span))).abort_handle()
         };
-        if admission.listeners[index].unauthenticated.add(start) {
+        if admission.connections(listener).unauthenticated.add(start) {
             admission.metrics.connections_evicted.inc();
         }
     }
 
-    /// Reads the Hello of a connection, and starts its session if the client is admitted. Holds `place` until the
+    /// Reads the greeting of a connection, and starts its session if the client is admitted. Holds `place` until the
     /// client is admitted or the connection is closed.
-    async fn greet(self, socket: Socket, peer: Peer, place: Place) {
+    async fn greet(self, socket: Socket, listener: Listener, peer: Peer, place: Place) {
+        match listener {
+            Listener::Listen | Listener::Socket => self.greet_native(socket, listener, peer, place).await,
+            Listener::Resp => self.greet_resp(socket, peer, place).await,
+        }
+    }
+
+    async fn greet_native(self, socket: Socket, listener: Listener, peer: Peer, place: Place) {
         let (admission, mut stream) = (&*self.admission, None);
-        let listener = &admission.listeners[usize::from(peer == Peer::Unix)];
         let timeout = admission.options.hello_timeout;
         // The handshake and Hello share this time.
-        let received = stall_aware_timeout(timeout, self.receive_hello(socket, &mut stream)).await;
+        let received = stall_aware_timeout(timeout, self.receive_hello(socket, listener, &mut stream)).await;
         let Some((mut stream, client)) =
             stream.map(|(stream, certificate_name)| (stream, Client { peer, certificate_name }))
         else {
@@ -133,29 +159,18 @@ impl Acceptor {
         let admitted = match received {
             Ok((correlation, hello)) => admission
                 .admit(&hello, &client, listener)
-                .map(|admitted| (correlation, hello, admitted))
+                .map(|(version, admitted)| (Greeting { correlation, version }, hello, admitted))
                 .map_err(|refusal| (correlation, refusal)),
             Err(Some(refused)) => Err(refused),
             Err(None) => return,
         };
         match admitted {
-            Ok((correlation, hello, Admitted { shared, grant, permit, version })) => {
+            Ok((greeting, hello, admitted)) => {
                 drop(place);
-                Span::current().record("client", &hello.client_name).record("name", grant.name.as_deref());
-                let stream = match stream.move_to(&self.serving) {
-                    Ok(stream) => stream,
-                    Err(error) => {
-                        return warn!(%error, "an admitted connection could not be served, and is closed");
-                    }
-                };
-                let (phase, unanswered) = (self.phase.clone(), self.unanswered.token());
-                let session = async move {
-                    // Hold the permit until the end of the task. It is released even if the task panics.
-                    let _permit = permit;
-                    let greeting = Greeting { correlation, version };
-                    Session::welcome(stream, greeting, grant, shared, phase).run(unanswered).await;
-                };
-                self.sessions.spawn_on(contained(session.instrument(Span::current())), &self.serving);
+                Span::current().record("client", &hello.client_name);
+                let start =
+                    move |stream, grant, shared, phase| Session::welcome(stream, greeting, grant, shared, phase);
+                self.serve(stream, admitted, start);
             }
             Err((correlation, refusal)) => {
                 log_refusal(&refusal, peer);
@@ -167,18 +182,50 @@ impl Acceptor {
         }
     }
 
+    /// Moves an admitted connection to a serving thread, where `start` makes its session.
+    pub(super) fn serve<P: ClientProtocol>(
+        &self,
+        stream: BufferedStream,
+        Admitted { shared, grant, permit }: Admitted,
+        start: impl FnOnce(BufferedStream, Grant, Arc<Shared>, watch::Receiver<Phase>) -> Session<P> + Send + 'static,
+    ) {
+        Span::current().record("name", grant.name.as_deref());
+        let stream = match stream.move_to(&self.serving) {
+            Ok(stream) => stream,
+            Err(error) => return warn!(%error, "an admitted connection could not be served, and is closed"),
+        };
+        let (phase, unanswered) = (self.phase.clone(), self.unanswered.token());
+        let session = async move {
+            // Hold the permit until the end of the task. It is released even if the task panics.
+            let _permit = permit;
+            start(stream, grant, shared, phase).run(unanswered).await;
+        };
+        self.sessions.spawn_on(contained(session.instrument(Span::current())), &self.serving);
+    }
+
+    /// Gives a connection its buffers, with the limits of an unauthenticated one.
+    pub(super) fn buffered(&self, stream: Stream, listener: Listener) -> BufferedStream {
+        let (codec, charge) = (Codec::new(MAX_GREETING_LENGTH), self.admission.memory.open());
+        let max_queued = self.admission.options.max_queued_bytes;
+        let metrics = &self.admission.metrics;
+        let traffic = Traffic {
+            received: metrics.received_bytes.of(listener).clone(),
+            sent: metrics.sent_bytes.of(listener).clone(),
+        };
+        BufferedStream::new(stream, UnprocessedInput::default(), codec, max_queued, charge, traffic)
+    }
+
     /// Makes the TLS handshake and reads the Hello. Sets `stream` once the handshake is made. Returns the Hello and its
     /// correlation id, or the refusal to send; without a refusal, the connection ended.
     async fn receive_hello(
         &self,
         socket: Socket,
+        listener: Listener,
         stream: &mut Option<(BufferedStream, Option<String>)>,
     ) -> Result<(u32, Hello), Option<(u32, Refusal)>> {
         let ready = self.handshake(socket).await.ok_or(None)?;
-        let (codec, max_queued) = (Codec::new(MAX_GREETING_LENGTH), self.admission.options.max_queued_bytes);
-        let (name, charge) = (certificate_name(&ready), self.admission.memory.open());
-        let ready = BufferedStream::new(ready, UnprocessedInput::default(), codec, max_queued, charge);
-        let (stream, _) = stream.insert((ready, name));
+        let name = certificate_name(&ready);
+        let (stream, _) = stream.insert((self.buffered(ready, listener), name));
         loop {
             match stream.decode() {
                 Ok(None) => {}
@@ -212,7 +259,7 @@ impl Acceptor {
 
     /// Makes the TLS handshake of a TCP connection if the server has a certificate. Other connections need no
     /// handshake. Returns `None` if the handshake fails.
-    async fn handshake(&self, socket: Socket) -> Option<Stream> {
+    pub(super) async fn handshake(&self, socket: Socket) -> Option<Stream> {
         let (tcp, certificate) = match (socket, &self.admission.certificate) {
             (Either::Left(tcp), Some(certificate)) => (tcp, certificate),
             (socket, _) => return Some(Either::Left(socket)),
@@ -234,11 +281,9 @@ impl Acceptor {
     }
 }
 
-async fn accept_unix(listener: Option<&UnixListener>) -> io::Result<UnixStream> {
-    match listener {
-        Some(listener) => listener.accept().await.map(|(stream, _)| stream),
-        None => std::future::pending().await,
-    }
+/// Returns the options by which the kernel finds a peer that no longer answers.
+fn keep_alive() -> TcpKeepalive {
+    TcpKeepalive::new().with_time(DEAD_AFTER / 2).with_interval(DEAD_AFTER / 6).with_retries(3)
 }
 
 /// Accepts a connection. After a failure, logs that `what` could not be accepted, pauses, and tries again.

@@ -1,7 +1,10 @@
 //! Decides whether a connection is admitted: by the bounds of its listener, and by its Hello.
 
+use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
+use axum::body::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tracing::{debug, warn};
 
@@ -12,14 +15,18 @@ use super::shared::{ServerOptions, Shared};
 use super::unauthenticated::Unauthenticated;
 use crate::clock::Clock;
 use crate::core::{Reason, Refusal};
-use crate::metrics::{Metrics, gauge_value};
+use crate::metrics::{Listener, Metrics, gauge_value};
 use crate::protocol::frame::{Hello, VERSIONS};
 
-/// The maximum numbers of unauthenticated connections of the TCP listener and of the Unix socket.
-const MAX_UNAUTHENTICATED: [usize; 2] = [512, 64];
+/// The maximum numbers of unauthenticated connections of `--listen`, of the Unix socket, and of `--resp`.
+const MAX_UNAUTHENTICATED: [usize; 3] = [512, 64, 512];
 
 /// The number of files that unauthenticated connections may need.
-pub const UNAUTHENTICATED_FILES: usize = MAX_UNAUTHENTICATED[0] + MAX_UNAUTHENTICATED[1];
+pub const UNAUTHENTICATED_FILES: usize = MAX_UNAUTHENTICATED[0] + MAX_UNAUTHENTICATED[1] + MAX_UNAUTHENTICATED[2];
+
+/// Returns the status of the sidecar as JSON.
+pub type StatusSource =
+    Box<dyn Fn() -> Pin<Box<dyn Future<Output = Result<Bytes, Refusal>> + Send>> + Send + Sync>;
 
 /// The parts that check a new connection. They exist before the store is open.
 pub struct Admission {
@@ -37,8 +44,12 @@ pub struct Admission {
     pub metrics: Arc<Metrics>,
     /// The parts that sessions share. Not set while the store is being opened.
     shared: OnceLock<Arc<Shared>>,
-    /// The connections of the TCP listener and of the Unix socket.
-    pub(super) listeners: [Connections; 2],
+    /// The source of the status. Not set while the store is being opened.
+    status: OnceLock<StatusSource>,
+    /// When the sidecar started.
+    pub(super) started: Instant,
+    /// The connections of each [`Listener`].
+    listeners: [Connections; 3],
 }
 
 /// The connections of one listener.
@@ -62,12 +73,38 @@ impl Admission {
             free: Arc::new(Semaphore::new(options.max_connections)),
         });
         let memory = Arc::new(MemoryBudget::new(options.max_connection_memory));
-        Admission { options, access, certificate, memory, clock, metrics, shared: OnceLock::new(), listeners }
+        let started = clock.now();
+        let (shared, status) = (OnceLock::new(), OnceLock::new());
+        Admission { options, access, certificate, memory, clock, metrics, shared, status, started, listeners }
     }
 
     /// Admits clients from now on. Must be called once.
-    pub fn open(&self, shared: &Arc<Shared>) {
+    pub fn open(&self, shared: &Arc<Shared>, status: StatusSource) {
+        let _ = self.status.set(status);
         let _ = self.shared.set(Arc::clone(shared));
+    }
+
+    /// Returns the status of the sidecar as JSON.
+    pub(super) async fn status(&self) -> Result<Bytes, Refusal> {
+        match self.status.get() {
+            Some(status) => status().await,
+            None => Err(starting()),
+        }
+    }
+
+    /// Returns the connections of a listener.
+    pub(super) fn connections(&self, listener: Listener) -> &Connections {
+        &self.listeners[listener as usize]
+    }
+
+    /// Returns the number of admitted connections of a listener.
+    pub fn admitted_at(&self, listener: Listener) -> u64 {
+        (self.options.max_connections - self.connections(listener).free.available_permits()) as u64
+    }
+
+    /// Returns the number of admitted connections.
+    pub(super) fn admitted(&self) -> u64 {
+        Listener::ALL.iter().map(|listener| self.admitted_at(*listener)).sum()
     }
 
     /// Returns the parts that sessions share, or `None` while the store is being opened.
@@ -84,9 +121,9 @@ impl Admission {
     /// Sets the gauges of connections and of the certificate.
     pub fn set_gauges(&self) {
         let sum = |count: fn(&Connections) -> usize| self.listeners.iter().map(count).sum::<usize>() as u64;
-        let free = sum(|listener| listener.free.available_permits());
-        let all = self.options.max_connections as u64 * self.listeners.len() as u64;
-        self.metrics.connections.set(gauge_value(all - free));
+        for listener in Listener::ALL {
+            self.metrics.connections.of(listener).set(gauge_value(self.admitted_at(listener)));
+        }
         let unauthenticated = sum(|listener| listener.unauthenticated.count());
         self.metrics.unauthenticated_connections.set(gauge_value(unauthenticated));
         let expiry = self.certificate.as_ref().and_then(Certificate::expiry);
@@ -99,8 +136,8 @@ impl Admission {
         &self,
         hello: &Hello,
         client: &Client,
-        listener: &Connections,
-    ) -> Result<Admitted, Refusal> {
+        listener: Listener,
+    ) -> Result<(u8, Admitted), Refusal> {
         let (first, last) = VERSIONS.into_inner();
         let Hello { lowest_version: lowest, highest_version: highest, .. } = *hello;
         if last.min(highest) < first.max(lowest) {
@@ -110,24 +147,27 @@ impl Admission {
             );
             return Err(Refusal::new(Reason::UnsupportedVersion, text));
         }
-        let grant = self.access.admit(
-            &hello.token.0,
-            client.peer,
-            client.certificate_name.as_deref(),
-            self.clock.now(),
-        )?;
-        let Some(shared) = self.shared() else {
-            let text = "this sidecar is starting, and its store is being opened: connect again in a second";
-            return Err(Refusal::new(Reason::Starting, text));
-        };
-        let Ok(permit) = Arc::clone(&listener.free).try_acquire_owned() else {
+        Ok((last.min(highest), self.admit_token(&hello.token.0, client, listener)?))
+    }
+
+    /// Checks the token of a client, and the limit of connections. Returns the parts that the session needs.
+    pub(super) fn admit_token(
+        &self,
+        token: &[u8],
+        client: &Client,
+        listener: Listener,
+    ) -> Result<Admitted, Refusal> {
+        let certificate_name = client.certificate_name.as_deref();
+        let grant = self.access.admit(token, client.peer, certificate_name, self.clock.now())?;
+        let shared = self.shared().ok_or_else(starting)?;
+        let Ok(permit) = Arc::clone(&self.connections(listener).free).try_acquire_owned() else {
             let max = self.options.max_connections;
             let text = format!(
                 "this sidecar has {max} connections already: share connections, or raise --max-connections"
             );
             return Err(Refusal::new(Reason::TooManyConnections, text));
         };
-        Ok(Admitted { shared: Arc::clone(shared), grant, permit, version: last.min(highest) })
+        Ok(Admitted { shared: Arc::clone(shared), grant, permit })
     }
 
     /// Closes the oldest unauthenticated connection of any listener. Returns whether there was one.
@@ -154,8 +194,13 @@ pub(super) struct Admitted {
     pub(super) shared: Arc<Shared>,
     pub(super) grant: Grant,
     pub(super) permit: OwnedSemaphorePermit,
-    /// The version of the protocol that the connection uses.
-    pub(super) version: u8,
+}
+
+fn starting() -> Refusal {
+    Refusal::new(
+        Reason::Starting,
+        "this sidecar is starting, and its store is being opened: connect again in a second",
+    )
 }
 
 /// Logs a refusal before Welcome.

@@ -6,23 +6,21 @@
 use std::cell::RefCell;
 use std::future::poll_fn;
 use std::io;
-use std::mem::{self, MaybeUninit};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, BytesMut};
+use prometheus::IntCounter;
 use socket2::SockRef;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Empty, ReadBuf, empty};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::runtime::Handle;
-use tokio_rustls::server::TlsStream;
-use tokio_util::either::Either;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::buffer::Buffer;
 use super::memory_budget::Charge;
+use super::socket::{self, Stream, descriptor};
 use crate::core::RequestBatch;
 use crate::protocol::codec::EchoedPings;
 use crate::protocol::{Codec, DecodeError, Decoded};
@@ -34,15 +32,6 @@ pub(super) const READ_SIZE: usize = 32 * 1024;
 /// The maximum number of bytes that are read and dropped when a connection closes. If unread bytes remained, the kernel
 /// would reset the connection, and the peer could not read the last Error frame.
 const LINGER_BYTES: usize = 1024 * 1024;
-
-/// An accepted connection.
-pub(super) type Socket = Either<TcpStream, UnixStream>;
-
-/// A connection that is ready for frames: with TLS, after the handshake.
-pub(super) type Stream = Either<Socket, Box<TlsStream<TlsSocket>>>;
-
-/// The socket of a TLS stream. It is `Empty` only while it moves to another runtime.
-pub(super) type TlsSocket = Either<TcpStream, Empty>;
 
 /// The result of a read or a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +53,13 @@ thread_local! {
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
+/// The counters of the bytes of a listener.
+#[derive(Clone)]
+pub(super) struct Traffic {
+    pub(super) received: IntCounter,
+    pub(super) sent: IntCounter,
+}
+
 pub(super) struct BufferedStream {
     stream: Stream,
     /// The mark for the read barrier. It is set while the connection may have bytes that it has not processed. Before a
@@ -74,6 +70,9 @@ pub(super) struct BufferedStream {
     output: Buffer,
     /// Charges the memory of `input` and `output`.
     charge: Charge,
+    /// Bytes that are charged beside the buffers.
+    also_charged: usize,
+    traffic: Traffic,
     /// The length of `output` at which the connection stops reading.
     max_queued: usize,
     /// Whether the stream may still buffer bytes that were written to it, as a TLS stream does.
@@ -91,6 +90,7 @@ impl BufferedStream {
         codec: Codec,
         max_queued: usize,
         charge: Charge,
+        traffic: Traffic,
     ) -> BufferedStream {
         BufferedStream {
             stream,
@@ -99,6 +99,8 @@ impl BufferedStream {
             input: Buffer::default(),
             output: Buffer::default(),
             charge,
+            also_charged: 0,
+            traffic,
             max_queued,
             is_unflushed: false,
             has_ended: false,
@@ -109,20 +111,7 @@ impl BufferedStream {
     /// Moves the socket from the runtime of this thread to another runtime. The next reads and writes must happen there.
     pub(super) fn move_to(self, runtime: &Handle) -> io::Result<BufferedStream> {
         let _entered = runtime.enter();
-        let moved_tcp = |tcp: TcpStream| TcpStream::from_std(tcp.into_std()?);
-        let stream = match self.stream {
-            Either::Left(Either::Left(tcp)) => Either::Left(Either::Left(moved_tcp(tcp)?)),
-            Either::Left(Either::Right(unix)) => {
-                Either::Left(Either::Right(UnixStream::from_std(unix.into_std()?)?))
-            }
-            Either::Right(mut tls) => {
-                let socket = tls.get_mut().0;
-                if let Either::Left(tcp) = mem::replace(socket, Either::Right(empty())) {
-                    *socket = Either::Left(moved_tcp(tcp)?);
-                }
-                Either::Right(tls)
-            }
-        };
+        let stream = socket::adopt(self.stream)?;
         Ok(BufferedStream { stream, ..self })
     }
 
@@ -208,9 +197,25 @@ impl BufferedStream {
         was_flushed
     }
 
+    /// Returns the input that was read and not taken yet.
+    pub(super) fn input(&mut self) -> &mut BytesMut {
+        &mut self.input.bytes
+    }
+
+    /// Returns input that was taken out of [`BufferedStream::input`]. Frees its memory if it is large and empty.
+    pub(super) fn return_input(&mut self, input: BytesMut) {
+        self.input.bytes = input;
+        self.input.free_if_unused(&self.charge);
+    }
+
+    /// Charges so many bytes beside the buffers.
+    pub(super) fn charge_also(&mut self, bytes: usize) {
+        self.also_charged = bytes;
+    }
+
     /// Charges the memory of both buffers.
     fn charge(&mut self) {
-        let bytes = self.input.allocated() + self.output.allocated();
+        let bytes = self.input.allocated() + self.output.allocated() + self.also_charged;
         self.charge.set(bytes);
     }
 
@@ -272,6 +277,7 @@ impl BufferedStream {
             return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
         }
         self.is_unflushed = true;
+        self.traffic.sent.inc_by(written as u64);
         if written < self.output.bytes.len() {
             self.output.bytes.advance(written);
         } else {
@@ -294,6 +300,7 @@ impl BufferedStream {
             }
             let read = buffer.filled();
             self.has_ended = read.is_empty();
+            self.traffic.received.inc_by(read.len() as u64);
             self.input.bytes.extend_from_slice(read);
             self.charge();
             Poll::Ready(Ok(if read.is_empty() { IoEvent::Ended } else { IoEvent::Read(read.len()) }))
@@ -323,22 +330,11 @@ impl BufferedStream {
     }
 }
 
-/// Returns the file descriptor of a connection.
-fn descriptor(stream: &Stream) -> BorrowedFd<'_> {
-    match stream {
-        Either::Left(Either::Left(tcp)) => tcp.as_fd(),
-        Either::Left(Either::Right(unix)) => unix.as_fd(),
-        Either::Right(tls) => match tls.get_ref().0 {
-            Either::Left(tcp) => tcp.as_fd(),
-            Either::Right(_) => unreachable!("a TLS stream has a socket unless it is just moved"),
-        },
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use futures_util::FutureExt;
     use tokio::net::UnixStream;
+    use tokio_util::either::Either;
 
     use super::*;
     use crate::protocol::frame::{Body, Frame, MAX_GREETING_LENGTH};
@@ -355,6 +351,7 @@ mod tests {
             Codec::new(MAX_GREETING_LENGTH),
             1_024,
             Arc::new(MemoryBudget::new(usize::MAX)).open(),
+            Traffic { received: IntCounter::new("a", "a").unwrap(), sent: IntCounter::new("b", "b").unwrap() },
         );
         assert!(stream.read_or_write(true).now_or_never().is_none());
         assert!(!unprocessed_input.is_set());

@@ -8,9 +8,8 @@ use tracing::{debug, info};
 use super::native::{Completed, Native};
 use super::pending_requests::Weight;
 use super::session::{Session, State};
-use super::shared::MAX_CREDIT;
 use super::tokens::Right;
-use crate::core::{BatchId, GroupNameError, GroupOptions, Reason, Refusal};
+use crate::core::{BatchId, GroupNameError, GroupOptions, MAX_CREDIT, Reason, Refusal};
 use crate::protocol::frame::{Body, Frame, FrameType, Subscribe};
 
 impl Session<Native> {

@@ -20,7 +20,7 @@ use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::FromDer;
 use x509_parser::time::ASN1Time;
 
-use super::buffered_stream::Stream;
+use super::socket::Stream;
 use super::watched_files::{FileContent, WatchedFiles};
 
 /// The maximum length of a name that is taken from a client certificate, in characters.

@@ -13,6 +13,9 @@ use crate::core::{Reason, Refusal};
 /// later than two intervals.
 const PONG_FRACTION: u32 = 64;
 
+/// How long the timer of a connection without Pings runs while nothing waits to be written.
+const NO_PINGS: Duration = Duration::from_secs(3_600);
+
 /// The action that is due for a connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Action {
@@ -25,6 +28,8 @@ pub(super) enum Action {
 #[derive(Debug)]
 pub(super) struct KeepAlive {
     ping_interval: Duration,
+    /// Whether a silent peer is pinged, and closed if it stays silent.
+    pings: bool,
     /// The beginning of the timeout of a silent peer: when the peer last sent bytes, or when the session last did not
     /// read.
     received_at: Instant,
@@ -41,11 +46,18 @@ impl KeepAlive {
     pub(super) fn new(now: Instant, ping_interval: Duration) -> KeepAlive {
         KeepAlive {
             ping_interval,
+            pings: true,
             received_at: now,
             sent_at: now,
             ping_after: first_ping(ping_interval),
             is_pinged: false,
         }
+    }
+
+    /// Creates the times of a connection whose peer may be silent, and must only read what is sent to it within
+    /// `read_timeout`.
+    pub(super) fn without_pings(now: Instant, read_timeout: Duration) -> KeepAlive {
+        KeepAlive { pings: false, ..KeepAlive::new(now, read_timeout / 2) }
     }
 
     /// Records that the peer sent bytes, or that the session does not read at present. Both restart the timeout of a
@@ -70,7 +82,8 @@ impl KeepAlive {
         } else {
             self.ping_after
         };
-        let silent_at = self.received_at + silence;
+        // Without Pings, the timer fires from time to time for nothing.
+        let silent_at = if self.pings { self.received_at + silence } else { self.received_at + NO_PINGS };
         if is_flushed { silent_at } else { silent_at.min(self.sent_at + self.ping_interval * 2) }
     }
 
@@ -85,6 +98,10 @@ impl KeepAlive {
             let text =
                 format!("the client read nothing for {limit:?} or longer: read answers while sending requests");
             return Action::Close(Refusal::new(Reason::SlowReader, text));
+        }
+        if !self.pings {
+            self.received_at = now;
+            return Action::Wait;
         }
         if now < self.received_at + limit {
             (self.is_pinged, self.ping_after) = (true, self.ping_interval);

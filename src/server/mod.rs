@@ -15,8 +15,10 @@ mod native;
 mod pending_requests;
 mod reading;
 mod requests;
+pub mod resp;
 mod session;
 mod shared;
+mod socket;
 mod socket_file;
 mod throttle;
 mod tokens;
@@ -36,7 +38,7 @@ use tracing::warn;
 
 pub(crate) use self::acceptor::accept;
 pub use self::access::Access;
-pub use self::admission::{Admission, UNAUTHENTICATED_FILES};
+pub use self::admission::{Admission, StatusSource, UNAUTHENTICATED_FILES};
 pub use self::credentials::Certificate;
 pub use self::limit_notices::report_reached_limits;
 pub use self::memory_budget::MemoryBudget;
@@ -48,8 +50,15 @@ use self::shared::Phase;
 use crate::clock::stall_aware_timeout;
 use crate::process::thread::RuntimeThread;
 
-/// The listeners for logic nodes: a TCP address and, if configured, a Unix socket with its file.
-pub type Listeners = (TcpListener, Option<(SocketFile, UnixListener)>);
+/// The listeners for logic nodes.
+pub struct Listeners {
+    /// The native protocol.
+    pub tcp: TcpListener,
+    /// The native protocol over a Unix socket, with its file.
+    pub unix: Option<(SocketFile, UnixListener)>,
+    /// The RESP protocol.
+    pub resp: Option<TcpListener>,
+}
 
 /// A running server.
 #[derive(Debug)]
@@ -69,7 +78,7 @@ impl Server {
     /// # Errors
     ///
     /// If the system has no thread or no file descriptor left.
-    pub fn start((tcp, unix): Listeners, admission: &Arc<Admission>) -> io::Result<Server> {
+    pub fn start(listeners: Listeners, admission: &Arc<Admission>) -> io::Result<Server> {
         let thread = RuntimeThread::start("acceptor")?;
         let (phase, receiver) = watch::channel(Phase::Serving);
         let acceptor = Acceptor {
@@ -80,10 +89,11 @@ impl Server {
             unanswered: TaskTracker::new(),
         };
         let (sessions, unanswered) = (acceptor.sessions.clone(), acceptor.unanswered.clone());
-        let (socket_file, unix) = unix.unzip();
-        let tcp = thread.adopt(tcp)?;
+        let (socket_file, unix) = listeners.unix.unzip();
+        let tcp = thread.adopt(listeners.tcp)?;
         let unix = unix.map(|listener| thread.adopt_unix(listener)).transpose()?;
-        thread.handle.spawn(acceptor.run(tcp, unix));
+        let resp = listeners.resp.map(|listener| thread.adopt(listener)).transpose()?;
+        thread.handle.spawn(acceptor.run(tcp, unix, resp));
         Ok(Server { phase, sessions, unanswered, socket_file: Mutex::new(socket_file), _acceptor: thread })
     }
 

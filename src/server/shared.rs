@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Clock;
-pub(super) use crate::core::MAX_CREDIT;
 use crate::core::{Rings, Store};
 use crate::delivery::Delivery;
 use crate::metrics::Metrics;

@@ -15,6 +15,7 @@ impl GroupTask {
                 self.senders.insert(member, batches);
                 self.may_take = true;
                 (self.lingers_until, self.is_ending) = (None, false);
+                self.set_lingers(false);
             }
             Command::Leave { member } => self.leave(member).await,
             Command::End => self.is_ending = true,
@@ -67,6 +68,12 @@ impl GroupTask {
         }
     }
 
+    fn set_lingers(&self, lingers: bool) {
+        if let Some(handle) = self.delivery.handles.lock().get_mut(&self.name) {
+            handle.lingers = lingers;
+        }
+    }
+
     /// Removes a member. Its batches go to the other members. If it was the last member, releases all batches to the
     /// outbox, except kept ones.
     async fn leave(&mut self, member: MemberId) {
@@ -78,6 +85,7 @@ impl GroupTask {
         self.release(&released).await;
         if self.senders.is_empty() {
             self.lingers_until = took_by_request.then_some(now + LINGER);
+            self.set_lingers(took_by_request);
         }
     }
 }

@@ -1,0 +1,217 @@
+//! The AW.TAKE, AW.ACK and AW.NACK of a connection: one at a time, in the order of their arrival.
+//!
+//! A waiting AW.TAKE delays nobody: it ends as soon as the connection sends another complete command. Adds and Acks do
+//! not wait for these commands; only their replies keep the order.
+
+use std::collections::{HashMap, VecDeque};
+use std::future::pending;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use crate::core::{BatchId, Delivery as Delivered, GroupName, Refusal};
+use crate::delivery::{Delivery, Subscription};
+use crate::protocol::resp::command::{Take, Wait};
+
+/// The commands that wait or run, and the groups of which the connection is a member.
+#[derive(Default)]
+pub(super) struct Deliveries {
+    /// Commands with the numbers of their replies.
+    queue: VecDeque<(u64, DeliveryCommand)>,
+    members: HashMap<GroupName, Subscription>,
+    /// Whether a command runs.
+    is_running: bool,
+    /// Ends the running AW.TAKE, if it waits. Dropping it has the same effect.
+    interrupt: Option<oneshot::Sender<()>>,
+    /// Batches that are to be detached from the connection once their reply is written.
+    to_keep: Vec<(GroupName, Vec<BatchId>)>,
+}
+
+pub(super) enum DeliveryCommand {
+    Take(Take),
+    Ack {
+        group: GroupName,
+        batches: Vec<BatchId>,
+    },
+    Nack {
+        group: GroupName,
+        delay: Duration,
+        batches: Vec<BatchId>,
+    },
+    /// Leaves all groups, for RESET.
+    Leave,
+}
+
+/// The result of a command.
+pub(super) enum DeliveryReply {
+    Taken {
+        take: Take,
+        member: Option<Subscription>,
+        taken: Result<Vec<Delivered>, Refusal>,
+    },
+    /// The number of batches that an AW.ACK settled, or that an AW.NACK returned.
+    Count(Result<u64, Refusal>),
+    Left,
+}
+
+impl DeliveryReply {
+    pub(super) fn refusal(&self) -> Option<&Refusal> {
+        match self {
+            DeliveryReply::Taken { taken: Err(refusal), .. } | DeliveryReply::Count(Err(refusal)) => Some(refusal),
+            _ => None,
+        }
+    }
+}
+
+impl Deliveries {
+    /// Returns the number of commands that wait.
+    pub(super) fn waiting(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Adds a command. `number` is the number of its reply.
+    pub(super) fn push(&mut self, number: u64, command: DeliveryCommand) {
+        self.queue.push_back((number, command));
+    }
+
+    /// Ends the waiting of AW.TAKE commands, because another command has arrived.
+    pub(super) fn interrupt(&mut self) {
+        if !self.is_running {
+            return;
+        }
+        self.interrupt = None;
+        for (_, command) in &mut self.queue {
+            if let DeliveryCommand::Take(take) = command {
+                take.wait = None;
+            }
+        }
+    }
+
+    /// Begins the next command, unless one runs. Returns its future with the number of its reply. The caller must pass
+    /// the result to [`Deliveries::end`].
+    pub(super) fn begin(
+        &mut self,
+        delivery: &Arc<Delivery>,
+    ) -> Option<(u64, impl Future<Output = DeliveryReply> + Send + use<>)> {
+        if self.is_running {
+            return None;
+        }
+        let (number, command) = self.queue.pop_front()?;
+        self.is_running = true;
+        let (interrupt, interrupted) = oneshot::channel();
+        self.interrupt = Some(interrupt);
+        let member = match &command {
+            DeliveryCommand::Take(take) => self.members.remove(&take.group),
+            DeliveryCommand::Leave => {
+                self.members.clear();
+                None
+            }
+            _ => None,
+        };
+        Some((number, run(command, member, interrupted, Arc::clone(delivery))))
+    }
+
+    /// Ends the command that runs. Returns the batches that it took, if it is an AW.TAKE.
+    pub(super) fn end(&mut self, reply: DeliveryReply) -> Result<Outcome, Refusal> {
+        (self.is_running, self.interrupt) = (false, None);
+        match reply {
+            DeliveryReply::Left => Ok(Outcome::Left),
+            DeliveryReply::Count(count) => count.map(Outcome::Count),
+            DeliveryReply::Taken { take, member, taken } => {
+                if let Some(member) = member {
+                    self.members.insert(take.group.clone(), member);
+                }
+                let taken = taken?;
+                if take.keep {
+                    let batches = taken.iter().map(|delivery| delivery.batch.id).collect();
+                    self.to_keep.push((take.group, batches));
+                }
+                Ok(Outcome::Taken(taken))
+            }
+        }
+    }
+
+    /// Detaches the batches of AW.TAKE with KEEP, whose replies are written.
+    pub(super) fn keep_written(&mut self) {
+        for (group, batches) in self.to_keep.drain(..) {
+            if let Some(member) = self.members.get(&group) {
+                member.keep(batches);
+            }
+        }
+    }
+
+    /// Ends the waiting, and leaves the groups: the batches that the connection holds go back. Stays in a group of which
+    /// a reply with kept batches is not written yet.
+    pub(super) fn stop(&mut self) {
+        self.interrupt();
+        let to_keep = &self.to_keep;
+        self.members.retain(|group, _| to_keep.iter().any(|(kept, _)| kept == group));
+    }
+}
+
+/// The outcome of a command.
+pub(super) enum Outcome {
+    Taken(Vec<Delivered>),
+    Count(u64),
+    Left,
+}
+
+async fn run(
+    command: DeliveryCommand,
+    member: Option<Subscription>,
+    interrupted: oneshot::Receiver<()>,
+    delivery: Arc<Delivery>,
+) -> DeliveryReply {
+    match command {
+        DeliveryCommand::Take(take) => {
+            let member = match member {
+                Some(member) => Ok(member),
+                None => delivery.join_for_requests(&take.group).await,
+            };
+            match member {
+                Err(refusal) => DeliveryReply::Taken { take, member: None, taken: Err(refusal) },
+                Ok(mut member) => {
+                    let taken = take_batches(&take, &mut member, interrupted).await;
+                    DeliveryReply::Taken { take, member: Some(member), taken }
+                }
+            }
+        }
+        DeliveryCommand::Ack { group, batches } => DeliveryReply::Count(delivery.ack(&group, batches).await),
+        DeliveryCommand::Nack { group, delay, batches } => {
+            DeliveryReply::Count(Ok(delivery.nack(&group, batches, delay).await))
+        }
+        DeliveryCommand::Leave => DeliveryReply::Left,
+    }
+}
+
+/// Takes the batches that there are. If there are none, waits for the first one.
+async fn take_batches(
+    take: &Take,
+    member: &mut Subscription,
+    interrupted: oneshot::Receiver<()>,
+) -> Result<Vec<Delivered>, Refusal> {
+    let tried = member.request(take.count).await;
+    let mut taken: Vec<Delivered> = std::iter::from_fn(|| member.try_next()).collect();
+    if taken.is_empty()
+        && tried.is_ok()
+        && let Some(wait) = take.wait
+    {
+        let timeout = async {
+            match wait {
+                Wait::AtMost(time) => tokio::time::sleep(time).await,
+                Wait::Forever => pending().await,
+            }
+        };
+        tokio::select! {
+            first = member.next() => taken.extend(first),
+            () = timeout => {}
+            _ = interrupted => {}
+        }
+    }
+    // After this answer, no further batch comes.
+    let _ = member.request(0).await;
+    taken.extend(std::iter::from_fn(|| member.try_next()));
+    tried.map_or_else(|refusal| if taken.is_empty() { Err(refusal) } else { Ok(()) }, Ok)?;
+    Ok(taken)
+}

@@ -1,0 +1,143 @@
+//! Encodes replies. The shape of an AW.* reply is the same in RESP2 and RESP3: arrays, bulk strings, integers and errors.
+
+use bytes::{BufMut, BytesMut};
+
+use crate::core::{Delivery, Message, Promise, Refusal};
+
+/// The version of the Redis protocol that a connection speaks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Version {
+    #[default]
+    Resp2 = 2,
+    Resp3 = 3,
+}
+
+pub(super) fn array(out: &mut BytesMut, elements: usize) {
+    header(out, b'*', elements as u64);
+}
+
+/// Begins a map of `pairs` keys and values. In RESP2, it is a flat array.
+pub(super) fn map(out: &mut BytesMut, version: Version, pairs: usize) {
+    match version {
+        Version::Resp2 => array(out, pairs * 2),
+        Version::Resp3 => header(out, b'%', pairs as u64),
+    }
+}
+
+pub(super) fn integer(out: &mut BytesMut, number: u64) {
+    header(out, b':', number);
+}
+
+pub(super) fn bulk(out: &mut BytesMut, text: &[u8]) {
+    header(out, b'$', text.len() as u64);
+    out.put_slice(text);
+    out.put_slice(b"\r\n");
+}
+
+pub(super) fn simple(out: &mut BytesMut, text: &str) {
+    out.put_u8(b'+');
+    out.put_slice(text.as_bytes());
+    out.put_slice(b"\r\n");
+}
+
+pub(super) fn null(out: &mut BytesMut, version: Version) {
+    out.put_slice(match version {
+        Version::Resp2 => b"$-1\r\n",
+        Version::Resp3 => b"_\r\n",
+    });
+}
+
+/// Writes an error. `text` begins with the code. Control characters, which could end the line, become spaces.
+pub(super) fn error(out: &mut BytesMut, text: &str) {
+    out.put_u8(b'-');
+    out.extend(text.bytes().map(|byte| if byte.is_ascii_control() { b' ' } else { byte }));
+    out.put_slice(b"\r\n");
+}
+
+/// Writes a refusal: its code, its promise and its sentence.
+pub(super) fn refusal(out: &mut BytesMut, refusal: &Refusal) {
+    let code = refusal.reason.as_str().to_ascii_uppercase();
+    let promise = match refusal.reason.promise() {
+        Promise::NotApplied => "not applied",
+        Promise::OutcomeUnknown => "outcome unknown",
+    };
+    error(out, &format!("{code} {promise}: {}", refusal.text));
+}
+
+/// Writes a message as `id` or `id:client`.
+pub(super) fn message(out: &mut BytesMut, message: Message) {
+    let (mut id, mut client) = (itoa::Buffer::new(), itoa::Buffer::new());
+    let id = id.format(message.msg_id.0);
+    match message.client.0 {
+        0 => bulk(out, id.as_bytes()),
+        number => {
+            let client = client.format(number);
+            header(out, b'$', (id.len() + 1 + client.len()) as u64);
+            out.put_slice(id.as_bytes());
+            out.put_u8(b':');
+            out.put_slice(client.as_bytes());
+            out.put_slice(b"\r\n");
+        }
+    }
+}
+
+/// Writes a batch: its id, delivery count, messages, attempts, age, the counts of its tick, and its flags.
+pub(super) fn delivery(out: &mut BytesMut, delivery: &Delivery) {
+    let batch = &*delivery.batch;
+    array(out, 8);
+    bulk(out, batch.id.to_string().as_bytes());
+    integer(out, delivery.delivery_count.into());
+    array(out, batch.messages.len());
+    batch.messages.iter().for_each(|timed_out| message(out, timed_out.message));
+    array(out, batch.messages.len());
+    batch.messages.iter().for_each(|timed_out| integer(out, timed_out.attempt.into()));
+    integer(out, u64::try_from(delivery.age.as_millis()).unwrap_or(u64::MAX));
+    integer(out, batch.counts.added);
+    integer(out, batch.counts.acked);
+    let flags = [(batch.last, "last"), (batch.counts.storm, "storm"), (batch.counts.drained, "drained")];
+    let flags: Vec<&str> = flags.into_iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag).collect();
+    bulk(out, flags.join(" ").as_bytes());
+}
+
+fn header(out: &mut BytesMut, first: u8, number: u64) {
+    out.put_u8(first);
+    out.put_slice(itoa::Buffer::new().format(number).as_bytes());
+    out.put_slice(b"\r\n");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::Reason;
+
+    fn written(write: impl FnOnce(&mut BytesMut)) -> String {
+        let mut out = BytesMut::new();
+        write(&mut out);
+        String::from_utf8(out.to_vec()).unwrap()
+    }
+
+    #[test]
+    fn a_refusal_is_one_line_with_its_code_and_promise() {
+        let lines = Refusal::new(Reason::StoreTimeout, "Redis said\r\n+OK");
+        assert_eq!(written(|out| refusal(out, &lines)), "-STORE_SILENT outcome unknown: Redis said  +OK\r\n");
+        let full = Refusal::new(Reason::MaxInFlight, "too many");
+        assert_eq!(written(|out| refusal(out, &full)), "-MAX_IN_FLIGHT not applied: too many\r\n");
+    }
+
+    #[test]
+    fn a_client_of_0_is_not_written() {
+        assert_eq!(written(|out| message(out, Message::new(101, 0))), "$3\r\n101\r\n");
+        assert_eq!(
+            written(|out| message(out, Message::new(u64::MAX, u64::MAX))),
+            format!("$41\r\n{0}:{0}\r\n", u64::MAX)
+        );
+    }
+
+    #[test]
+    fn only_maps_and_nulls_differ_between_the_versions() {
+        assert_eq!(written(|out| map(out, Version::Resp2, 3)), "*6\r\n");
+        assert_eq!(written(|out| map(out, Version::Resp3, 3)), "%3\r\n");
+        assert_eq!(written(|out| null(out, Version::Resp2)), "$-1\r\n");
+        assert_eq!(written(|out| null(out, Version::Resp3)), "_\r\n");
+    }
+}

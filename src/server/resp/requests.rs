@@ -1,0 +1,235 @@
+//! The hot path of the RESP protocol: parses commands, collects adds and Acks into request batches, and runs the others.
+
+use std::mem;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::{Buf, BytesMut};
+
+use super::connection::{Action, Figures, unknown_command};
+use super::deliveries::DeliveryCommand;
+use super::greeting::{Greeted, is_http};
+use super::{Completed, CompletedCommand, Resp, encode_answer, reply};
+use crate::core::{Operation, Refusal, RequestBatch, Submitted};
+use crate::protocol::resp::command::{Arguments, Command, Usage};
+use crate::server::pending_requests::Weight;
+use crate::server::requests::{BATCH, MAX_KEPT_BY_A_THREAD, MAX_MESSAGES};
+use crate::server::session::{ClientProtocol, Session};
+use crate::server::tokens::Right;
+
+/// The largest memory, in messages, that a connection keeps for its next command.
+const MAX_KEPT: usize = 256;
+
+impl Session<Resp> {
+    /// Handles the complete commands in the input. All adds and Acks that follow each other make one request batch.
+    pub(super) fn read_commands(&mut self) {
+        let now = self.shared.clock.now();
+        let mut batch = BATCH.take().unwrap_or_default();
+        let mut input = mem::take(self.stream.input());
+        let mut begin = 0;
+        while self.is_listening() {
+            match self.protocol.parser.parse(&input[begin..]) {
+                Ok(None) => break,
+                Ok(Some(length)) => {
+                    self.read_command(&input[begin..begin + length], &mut batch, now);
+                    begin += length;
+                }
+                Err(error) => {
+                    self.submit_batch(&mut batch, now);
+                    self.refuse_protocol(&error);
+                }
+            }
+            if batch.messages().len() >= MAX_MESSAGES {
+                self.submit_batch(&mut batch, now);
+            }
+        }
+        self.submit_batch(&mut batch, now);
+        BATCH.set(Some(batch));
+        input.advance(begin);
+        self.stream.return_input(input);
+    }
+
+    /// Handles one command. If it is an add or an Ack, puts it into `batch`; otherwise submits `batch` first.
+    fn read_command(&mut self, command: &[u8], batch: &mut RequestBatch, now: Instant) {
+        let ranges = self.protocol.parser.take_arguments();
+        let arguments = Arguments { bytes: command, ranges: &ranges };
+        if let Some(name) = arguments.get(0) {
+            self.protocol.deliveries.interrupt();
+            if let Some(usage) = Usage::find(name).filter(|_| !self.protocol.refuses_transaction) {
+                self.parse(usage, arguments, batch, now);
+            } else {
+                self.submit_batch(batch, now);
+                self.run_connection_command(arguments, now);
+            }
+        }
+        self.protocol.parser.return_arguments(ranges);
+    }
+
+    fn parse(&mut self, usage: &Usage, arguments: Arguments<'_>, batch: &mut RequestBatch, now: Instant) {
+        let mut messages = mem::take(&mut self.protocol.messages);
+        match usage.parse(arguments, &mut messages) {
+            Ok(Command::Requests(operation)) => self.push(operation, &messages, batch),
+            Ok(command) => {
+                self.submit_batch(batch, now);
+                self.shared.metrics.resp_commands.of(usage.name).inc();
+                if let Err(refusal) = self.begin_command(command) {
+                    self.refuse(&refusal);
+                }
+            }
+            Err(refusal) => {
+                self.submit_batch(batch, now);
+                self.shared.metrics.resp_commands.of(usage.name).inc();
+                self.refuse(&refusal);
+            }
+        }
+        if messages.capacity() <= MAX_KEPT {
+            messages.clear();
+            self.protocol.messages = messages;
+        }
+    }
+
+    fn push(&mut self, operation: Operation, messages: &[crate::core::Message], batch: &mut RequestBatch) {
+        let operation = operation.with_default_timeout(self.shared.rings.wheel().slots());
+        let number = self.protocol.replies.next() + batch.requests.len() as u64;
+        match messages {
+            [message] => batch.push_single(number, operation, *message),
+            messages => batch.push(number, operation, messages.iter().copied()),
+        }
+    }
+
+    fn submit_batch(&mut self, batch: &mut RequestBatch, now: Instant) {
+        if batch.is_empty() {
+            return;
+        }
+        self.before_write();
+        let (submitted, adds) = self.submit(batch, now);
+        let metrics = &self.shared.metrics;
+        metrics.resp_commands.of("AW.ADD").inc_by(adds);
+        metrics.resp_commands.of("AW.DEL").inc_by(batch.requests.len() as u64 - adds);
+        if submitted == Submitted::Completed && self.protocol.replies.is_empty() {
+            metrics.count_requests(batch);
+            for request in &batch.requests {
+                request.refusal.iter().for_each(|refusal| metrics.refusals.of(refusal.reason).inc());
+                self.stream.write(|_, out| encode_answer(out, batch, request));
+            }
+        } else {
+            for request in &batch.requests {
+                let number = match request.operation {
+                    Operation::Add { .. } => self.protocol.replies.wait(),
+                    Operation::Del { .. } => self.protocol.replies.wait_for_acks(request.range().len(), now),
+                };
+                debug_assert_eq!(number, request.id, "the batch has the next numbers");
+            }
+            if submitted == Submitted::Completed {
+                Resp::send_answers(self, batch);
+            }
+        }
+        batch.clear(MAX_KEPT_BY_A_THREAD);
+    }
+
+    fn begin_command(&mut self, command: Command) -> Result<(), Refusal> {
+        let command = match command {
+            Command::Requests(_) => unreachable!("they are in a request batch"),
+            Command::Status => {
+                let (number, admission) = (self.protocol.replies.wait(), Arc::clone(&self.protocol.admission));
+                self.pending.push(Weight::Other(0), async move {
+                    Completed { number, result: CompletedCommand::Status(admission.status().await) }
+                });
+                return Ok(());
+            }
+            Command::Take(take) => DeliveryCommand::Take(take),
+            Command::Ack { group, batches } => DeliveryCommand::Ack { group, batches },
+            Command::Nack { group, delay, batches } => DeliveryCommand::Nack { group, delay, batches },
+        };
+        self.grant.check(Right::Consume)?;
+        let number = self.protocol.replies.wait();
+        self.protocol.deliveries.push(number, command);
+        self.begin_delivery();
+        Ok(())
+    }
+
+    fn run_connection_command(&mut self, arguments: Arguments<'_>, now: Instant) {
+        self.shared.metrics.resp_commands.of("other").inc();
+        if self.protocol.refuses_transaction && !arguments.is(0, "RESET") {
+            return self.refuse_in_transaction(arguments);
+        }
+        if is_http(arguments) {
+            tracing::warn!("an HTTP request came to --resp, and its connection is closed: HTTP is for --admin");
+            return self.end();
+        }
+        if arguments.is(0, "MULTI") {
+            self.protocol.refuses_transaction = true;
+            return self.reply(|out| {
+                reply::error(
+                    out,
+                    "NO_TRANSACTIONS not applied: there are no transactions, and everything up to EXEC is refused: use a \
+                     pipeline without MULTI (in redis-py, pipeline(transaction=False))",
+                );
+            });
+        }
+        let mut out = BytesMut::new();
+        let admission = Arc::clone(&self.protocol.admission);
+        let store = self.shared.store.kind();
+        let figures = || Figures {
+            uptime_seconds: now.saturating_duration_since(admission.started).as_secs(),
+            connections: admission.admitted(),
+            store,
+        };
+        match self.protocol.connection.run(arguments, figures, &mut out) {
+            Action::Replied => self.reply(|to| to.extend_from_slice(&out)),
+            Action::Quit => {
+                self.reply(|to| to.extend_from_slice(&out));
+                self.end();
+            }
+            Action::Login(login) => {
+                let Resp { client, .. } = &self.protocol;
+                let admitted =
+                    admission.access.admit(login.token, client.peer, client.certificate_name.as_deref(), now);
+                match admitted {
+                    Ok(grant) => {
+                        self.grant = grant;
+                        self.protocol.connection.logged_in(login, &mut out);
+                        self.reply(|to| to.extend_from_slice(&out));
+                    }
+                    Err(refusal) => self.refuse_login(&refusal),
+                }
+            }
+            Action::Reset => {
+                self.protocol.refuses_transaction = false;
+                self.protocol.connection.reset();
+                let number = self.protocol.replies.wait();
+                self.protocol.deliveries.push(number, DeliveryCommand::Leave);
+                self.begin_delivery();
+            }
+            Action::Unknown => {
+                self.reply(|to| reply::error(to, &unknown_command(arguments)));
+                if self.protocol.parser.is_inline() {
+                    self.end();
+                }
+            }
+        }
+    }
+
+    /// Answers a command behind a refused MULTI: nothing is applied until the transaction ends.
+    fn refuse_in_transaction(&mut self, arguments: Arguments<'_>) {
+        if arguments.is(0, "EXEC") {
+            self.protocol.refuses_transaction = false;
+            return self.reply(|out| reply::error(out, "EXECABORT not applied: MULTI was refused"));
+        }
+        if arguments.is(0, "DISCARD") {
+            self.protocol.refuses_transaction = false;
+            return self.reply(|out| reply::simple(out, "OK"));
+        }
+        self.reply(|out| reply::error(out, "NO_TRANSACTIONS not applied: MULTI was refused"));
+    }
+
+    fn refuse_login(&mut self, refusal: &Refusal) {
+        self.shared.metrics.refusals.of(refusal.reason).inc();
+        let mut out = BytesMut::new();
+        let greeted = self.protocol.connection.refuse_login(&mut out, refusal);
+        self.reply(|to| to.extend_from_slice(&out));
+        if matches!(greeted, Greeted::Closed) {
+            self.end();
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! The socket of a connection: TCP, with or without TLS, or a Unix socket.
+
+use std::io;
+use std::mem;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use tokio::io::{Empty, empty};
+use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::server::TlsStream;
+use tokio_util::either::Either;
+
+/// An accepted connection.
+pub(super) type Socket = Either<TcpStream, UnixStream>;
+
+/// A connection that is ready for frames: with TLS, after the handshake.
+pub(super) type Stream = Either<Socket, Box<TlsStream<TlsSocket>>>;
+
+/// The socket of a TLS stream. It is `Empty` only while it moves to another runtime.
+pub(super) type TlsSocket = Either<TcpStream, Empty>;
+
+/// Moves a socket from the runtime of another thread to the current runtime.
+pub(super) fn adopt(stream: Stream) -> io::Result<Stream> {
+    let moved_tcp = |tcp: TcpStream| TcpStream::from_std(tcp.into_std()?);
+    Ok(match stream {
+        Either::Left(Either::Left(tcp)) => Either::Left(Either::Left(moved_tcp(tcp)?)),
+        Either::Left(Either::Right(unix)) => Either::Left(Either::Right(UnixStream::from_std(unix.into_std()?)?)),
+        Either::Right(mut tls) => {
+            let socket = tls.get_mut().0;
+            if let Either::Left(tcp) = mem::replace(socket, Either::Right(empty())) {
+                *socket = Either::Left(moved_tcp(tcp)?);
+            }
+            Either::Right(tls)
+        }
+    })
+}
+
+/// Returns the file descriptor of a connection.
+pub(super) fn descriptor(stream: &Stream) -> BorrowedFd<'_> {
+    match stream {
+        Either::Left(Either::Left(tcp)) => tcp.as_fd(),
+        Either::Left(Either::Right(unix)) => unix.as_fd(),
+        Either::Right(tls) => match tls.get_ref().0 {
+            Either::Left(tcp) => tcp.as_fd(),
+            Either::Right(_) => unreachable!("a TLS stream has a socket unless it is just moved"),
+        },
+    }
+}
