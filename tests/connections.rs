@@ -261,11 +261,11 @@ fn one_connection_too_many_is_refused_with_a_reason_and_may_come_later() {
     assert_names(run.error(1), &["--max-connections", "too_many_connections"]);
     assert_eq!(open[0].ask(&frames::ping(b"on")).body, b"on");
     let metrics = sidecar.metrics();
-    assert_eq!(metrics.count("connections"), 3);
+    assert_eq!(metrics.connections(), 3);
     assert_eq!((metrics.refusals("too_many_connections"), metrics.count("frames_total{type=\"error\"}")), (2, 2));
 
     drop(open.pop());
-    wait_until("there is room again", || sidecar.metrics().count("connections") == 2);
+    wait_until("there is room again", || sidecar.metrics().connections() == 2);
     assert_eq!(sidecar.run(&["add", "1"]).output(), "1 added, times out in 15s\n");
 }
 

@@ -16,9 +16,10 @@ use crate::support::settings;
 const EXAMPLE: &str = include_str!("../examples/ackwheel.toml");
 
 /// Keys without a default that a file could name, and why.
-const EXAMPLES: [(&str, &str); 14] = [
+const EXAMPLES: [(&str, &str); 15] = [
     ("admin-host", "no further name is allowed"),
     ("socket", "there is no socket unless one is asked for"),
+    ("resp", "there is no RESP listener unless one is asked for"),
     ("name", "it is made of the host's name and the port"),
     ("token-file", "no token is asked for"),
     ("tls-cert", "there is no TLS"),

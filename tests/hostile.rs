@@ -115,7 +115,7 @@ fn three_hundred_hostile_connections_are_cut_off_counted_and_cost_nobody_anythin
     let log = sidecar.log().text();
     assert!(!log.contains("were not read"), "no decision waited for those that linger: {log}");
     drop(connections);
-    wait_until("their connections are gone", || sidecar.metrics().count("connections") == 0);
+    wait_until("their connections are gone", || sidecar.metrics().connections() == 0);
 }
 
 #[test]

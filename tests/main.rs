@@ -75,6 +75,7 @@ mod redis_stalls;
 mod refusals;
 mod replay;
 mod requests;
+mod resp;
 mod ring_contract;
 mod rings;
 mod sentinels;

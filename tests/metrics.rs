@@ -41,7 +41,9 @@ fn every_promised_metric_is_there_from_the_start() {
         "outbox_oldest_seconds{group=\"default\"}",
         "outbox_dropped_ids_total",
         "subscribers{group=\"default\"}",
-        "connections",
+        "connections{listener=\"listen\"}",
+        "connections{listener=\"socket\"}",
+        "connections{listener=\"resp\"}",
         "held_acks",
         "ack_latency_seconds_bucket{le=\"30\"}",
         "timeout_lateness_seconds_bucket{le=\"+Inf\"}",
@@ -188,12 +190,12 @@ fn gauges_follow_connections_and_subscribers() {
     let subscriber = sidecar.connect().subscribed("audit");
     let mut other = sidecar.connect();
     let metrics = sidecar.metrics();
-    assert_eq!((metrics.count("connections"), metrics.count("subscribers{group=\"audit\"}")), (2, 1));
+    assert_eq!((metrics.connections(), metrics.count("subscribers{group=\"audit\"}")), (2, 1));
     other.ask(&frames::add(&[1], 1, 1)).added();
     wait_until("its batch waits", || sidecar.metrics().count("outbox_batches{group=\"audit\"}") == 1);
     wait_until("it grows older", || sidecar.metrics().value("outbox_oldest_seconds{group=\"default\"}") > 0.05);
     drop(subscriber);
-    wait_until("it has gone", || sidecar.metrics().count("connections") == 1);
+    wait_until("it has gone", || sidecar.metrics().connections() == 1);
     assert_eq!(other.ask(&frames::group_delete("audit")).kind, frames::GROUP_DELETE_ANSWER);
     let metrics = sidecar.metrics();
     assert!(

@@ -259,7 +259,7 @@ fn a_panic_in_the_task_of_a_connection_ends_that_connection_alone() {
     assert_eq!(answer.outcomes(), [frames::UNKNOWN], "its own answer, and no other's");
     assert_eq!(sidecar.connect().ask(&frames::del(&[ARMING])).outcomes(), [frames::ACKED], "it was not done");
     assert_eq!(sidecar.get("/livez").0, 200);
-    wait_until("the other connection is alone", || sidecar.metrics().count("connections") == 1);
+    wait_until("the other connection is alone", || sidecar.metrics().connections() == 1);
     let log = sidecar.log().text();
     let lines: Vec<&str> = log.lines().filter(|line| line.contains(TEXT)).collect();
     assert_eq!(lines.len(), 1, "{log}");

@@ -277,7 +277,7 @@ fn a_half_closed_connection_is_answered_when_redis_is_back() {
     // Nothing is left unread, which would tell the server at once.
     connection.ask(&frames::ping(b"there"));
     drop(connection);
-    wait_until("its place is free", || sidecar.metrics().count("connections") == 0);
+    wait_until("its place is free", || sidecar.metrics().connections() == 0);
     redis.go_on();
     sidecar.wait_until_ready();
     let again = sidecar.connect().ask(&frames::del(&[2]));
@@ -376,7 +376,7 @@ fn requests_sent_before_a_connection_broke_are_done_and_counted() {
         send_acks(&mut connection, 1..=300);
         wait_until("all are held", || sidecar.metrics().count("held_acks") == 300);
         connection.reset();
-        wait_until("it is gone", || sidecar.metrics().count("connections") == 0);
+        wait_until("it is gone", || sidecar.metrics().connections() == 0);
         redis.go_on();
         let acked = "messages_acked_total{outcome=\"acked\"}";
         wait_until("all are counted", || sidecar.metrics().count(acked) == 300);

@@ -166,5 +166,5 @@ fn answers_come_before_a_half_closed_connection_ends() {
         assert_eq!(connection.answer(id).added().1, [false]);
     }
     connection.assert_closed();
-    wait_until("it is gone", || sidecar.metrics().count("connections") == 0);
+    wait_until("it is gone", || sidecar.metrics().connections() == 0);
 }

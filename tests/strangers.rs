@@ -69,7 +69,7 @@ fn strangers_fill_their_own_places_and_the_oldest_makes_room() {
     let metrics = || guarded.sidecar.metrics();
     wait_until("all places are taken", || metrics().count("connections_evicted_total") == 110);
     assert_eq!(metrics().count("unauthenticated_connections"), PLACES.0 + PLACES.1);
-    assert_eq!(metrics().count("connections"), 2, "strangers are no connections of clients");
+    assert_eq!(metrics().connections(), 2, "strangers are no connections of clients");
     assert_serves(&mut tcp, 1);
     assert_serves(&mut unix, 2);
     assert_serves(&mut guarded.tcp(), 3);
@@ -144,7 +144,7 @@ fn over_tls_a_connection_too_many_is_told_so_after_its_hello() {
     assert_eq!(refused.correlation, 1);
     assert_names(refused.text(), &["--max-connections"]);
     drop(first);
-    wait_until("there is room again", || sidecar.metrics().count("connections") == 0);
+    wait_until("there is room again", || sidecar.metrics().connections() == 0);
     assert_eq!(tls::read_frame(&mut connect()).unwrap().kind, frames::WELCOME);
 }
 

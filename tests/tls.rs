@@ -204,7 +204,7 @@ fn a_probe_of_the_port_is_no_failed_handshake_and_bytes_that_begin_none_are() {
         drop(Raw::tcp(sidecar.listen));
         Raw::tcp(sidecar.listen).reset();
     }
-    wait_until("all have come and gone", || opened() == 20 && sidecar.metrics().count("connections") == 0);
+    wait_until("all have come and gone", || opened() == 20 && sidecar.metrics().connections() == 0);
     assert_eq!(failed(), 0);
     assert!(!sidecar.log().text().contains("no TLS handshake"), "{}", sidecar.log().text());
     for bytes in [&b"\x16\x03\x01"[..], b"no TLS at all"] {

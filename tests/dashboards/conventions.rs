@@ -31,8 +31,8 @@ pub const ALL: &[Convention] = &[
 const COLUMNS: u32 = 24;
 
 /// The units that our panels use, by the names that Grafana has for them.
-const UNITS: [&str; 10] =
-    ["none", "short", "percentunit", "s", "cps", "ops", "pps", "bytes", "dateTimeAsIso", "dateTimeFromNow"];
+const UNITS: [&str; 11] =
+    ["none", "short", "percentunit", "s", "cps", "ops", "pps", "bytes", "Bps", "dateTimeAsIso", "dateTimeFromNow"];
 
 /// Links and bookmarks hold the uid: it stays, whatever the title becomes.
 fn uid(dashboard: &Dashboard) -> Vec<String> {

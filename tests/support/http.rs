@@ -58,6 +58,14 @@ impl Metrics {
         value as u64
     }
 
+    /// The connections of clients over all listeners.
+    pub fn connections(&self) -> u64 {
+        ["listen", "socket", "resp"]
+            .iter()
+            .map(|name| self.count(&format!("connections{{listener=\"{name}\"}}")))
+            .sum()
+    }
+
     pub fn refusals(&self, reason: &str) -> u64 {
         self.count(&format!("refusals_total{{reason=\"{reason}\"}}"))
     }

@@ -23,6 +23,7 @@ pub mod prometheus;
 pub mod proxy;
 pub mod raw;
 pub mod redis;
+pub mod resp;
 pub mod sentinels;
 pub mod settings;
 pub mod sidecar;

@@ -43,6 +43,8 @@ pub struct Sidecar {
     process: Process,
     log: Log,
     pub listen: SocketAddr,
+    /// The address of the RESP protocol, if it is served.
+    pub resp: Option<SocketAddr>,
     pub admin: SocketAddr,
 }
 
@@ -83,12 +85,13 @@ impl Sidecar {
         let mut process = Process::spawn(command);
         let log = Log::of(process.stderr());
         let Some(line) = log.line(": listening ") else { panic!("it did not start: {}", log.text()) };
-        let address = |key: &str| {
+        let found = |key: &str| {
             let value = line.split(' ').find_map(|word| word.strip_prefix(key));
-            value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {key} in {line}"))
+            value.and_then(|value| value.parse().ok())
         };
-        let (listen, admin) = (address("listen="), address("admin="));
-        Sidecar { process, log, listen, admin }
+        let address = |key: &str| found(key).unwrap_or_else(|| panic!("no {key} in {line}"));
+        let (listen, resp, admin) = (address("listen="), found("resp="), address("admin="));
+        Sidecar { process, log, listen, resp, admin }
     }
 
     /// Runs a verb against it to its end.

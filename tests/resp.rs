@@ -1,0 +1,204 @@
+//! The RESP protocol, as its clients see it.
+
+mod admission;
+mod deliveries;
+mod document;
+mod handshakes;
+mod hostile;
+mod shared_store;
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use crate::support::process::{Run, assert_names, program};
+use crate::support::resp::{Reply, Resp, command, line, start};
+use crate::support::wait_until;
+
+#[test]
+fn messages_are_added_rearmed_acknowledged_and_withdrawn() {
+    let sidecar = start(&[]);
+    let mut client = Resp::to(&sidecar);
+    let added = client.ask("AW.ADD 101:7 102 000000000103:008");
+    let [new, rearmed, deadline] = added.array() else { panic!("{added:?}") };
+    assert_eq!((new.integer(), rearmed.integer()), (3, 0));
+    let pointer = i64::try_from(sidecar.pointer()).unwrap();
+    assert!((pointer + 14..=pointer + 15).contains(&deadline.integer()), "{deadline:?} at {pointer}");
+    let again = client.ask("aw.add TIMEOUT 5 ATTEMPT 2 101:7 104");
+    assert_eq!((again.array()[0].integer(), again.array()[1].integer()), (1, 1));
+    assert_eq!(client.ask("AW.DEL 101:7 102 101:7 101").texts(), ["acked", "acked", "unknown", "unknown"]);
+    assert_eq!(client.ask("AW.DEL WITHDRAW 103:8").texts(), ["withdrawn"]);
+    assert_eq!(client.ask("AW.DEL 104").texts(), ["acked"]);
+    let metrics = sidecar.metrics();
+    assert_eq!(metrics.find("ackwheel_resp_commands_total{command=\"AW.ADD\"}"), Some(2.0));
+    assert_eq!(metrics.find("ackwheel_resp_commands_total{command=\"AW.DEL\"}"), Some(3.0));
+    assert_eq!(metrics.find("ackwheel_messages_acked_total{outcome=\"acked\"}"), Some(3.0));
+}
+
+#[test]
+fn the_native_protocol_and_resp_share_the_ring() {
+    let sidecar = start(&[]);
+    let mut client = Resp::to(&sidecar);
+    client.ask("AW.ADD 9:9");
+    assert_names(sidecar.run(&["del", "9:9"]).output(), &["acked"]);
+}
+
+#[test]
+fn replies_come_in_order_whatever_stands_between_adds_and_acks() {
+    let sidecar = start(&[]);
+    let mut client = Resp::to(&sidecar);
+    let mut pipeline = Vec::new();
+    for id in 0..500 {
+        for text in [
+            format!("AW.ADD {id}"),
+            format!("ECHO {id}"),
+            format!("AW.DEL {id} {id}"),
+            String::from("AW.DEL x"),
+            String::from("AW.TAKE default BLOCK 60000"),
+            String::from("AW.ACK default 0-1-2-3"),
+        ] {
+            pipeline.extend(line(&text));
+        }
+    }
+    client.send(&pipeline);
+    for id in 0..500 {
+        assert_eq!(client.receive().array()[0], Reply::Integer(1));
+        assert_eq!(client.receive().text(), id.to_string());
+        assert_eq!(client.receive().texts(), ["acked", "unknown"]);
+        client.receive().assert_error("MALFORMED_REQUEST not applied: 'x' is no message");
+        assert_eq!(client.receive(), Reply::Array(Vec::new()));
+        assert_eq!(client.receive(), Reply::Integer(0));
+    }
+}
+
+#[test]
+fn a_waiting_take_delays_no_ack_behind_it() {
+    let round_trips = round_trips_of_acks_behind_a_take(100);
+    let median = round_trips[round_trips.len() / 2];
+    assert!(median < Duration::from_millis(20), "{median:?}");
+}
+
+#[test]
+#[ignore = "measures milliseconds, which takes a machine that does nothing else"]
+fn the_p99_of_acks_behind_a_waiting_take_is_below_5_ms() {
+    let round_trips = round_trips_of_acks_behind_a_take(1_000);
+    let p99 = round_trips[round_trips.len() * 99 / 100];
+    println!("p50 {:?}, p99 {p99:?}", round_trips[round_trips.len() / 2]);
+    assert!(p99 < Duration::from_millis(5), "{p99:?}");
+}
+
+/// Sends Acks over a connection with a waiting AW.TAKE. Returns the time to the outcome of each, in ascending order.
+fn round_trips_of_acks_behind_a_take(count: usize) -> Vec<Duration> {
+    let sidecar = start(&[]);
+    let mut client = Resp::to(&sidecar);
+    let mut round_trips = Vec::new();
+    for id in 0..count {
+        client.ask(&format!("AW.ADD {id}"));
+        client.send(&line("AW.TAKE default BLOCK 0"));
+        // The command is read, and waits, before the Ack is sent.
+        wait_until("the connection takes", || sidecar.subscribers() == 1);
+        let sent = Instant::now();
+        client.send(&line(&format!("AW.DEL {id}")));
+        assert_eq!(client.receive(), Reply::Array(Vec::new()));
+        assert_eq!(client.receive().texts(), ["acked"]);
+        round_trips.push(sent.elapsed());
+    }
+    round_trips.sort_unstable();
+    round_trips
+}
+
+#[test]
+fn a_transaction_is_refused_with_everything_in_it() {
+    let sidecar = start(&[]);
+    let mut client = Resp::to(&sidecar);
+    client.ask("MULTI").assert_error("NO_TRANSACTIONS not applied: ");
+    client.ask("AW.ADD 1").assert_error("NO_TRANSACTIONS not applied: MULTI was refused");
+    client.ask("EXEC").assert_error("EXECABORT not applied: ");
+    assert_eq!(client.ask("AW.DEL 1").texts(), ["unknown"]);
+    client.ask("MULTI").assert_error("NO_TRANSACTIONS ");
+    assert_eq!(client.ask("DISCARD").text(), "OK");
+    assert_eq!(client.ask("AW.ADD 1").array()[0], Reply::Integer(1));
+    client.ask("MULTI").assert_error("NO_TRANSACTIONS ");
+    assert_eq!(client.ask("RESET").text(), "RESET");
+    assert_eq!(client.ask("AW.DEL 1").texts(), ["acked"]);
+}
+
+#[test]
+fn a_command_in_many_pieces_costs_at_most_three_times_as_much_as_whole() {
+    let sidecar = start(&[]);
+    let cpu = || sidecar.metrics().find("process_cpu_seconds_total").unwrap();
+    let ids: Vec<String> = (0..32_768).map(|id| format!("{:012}:{id}", id * 7)).collect();
+    let arguments: Vec<&str> = std::iter::once("AW.ADD").chain(ids.iter().map(String::as_str)).collect();
+    let bytes = command(&arguments);
+    let mut client = Resp::to(&sidecar);
+    let mut cost_of = |piece: usize| {
+        let before = cpu();
+        for _ in 0..20 {
+            bytes.chunks(piece).for_each(|piece| client.send(piece));
+            assert_eq!(client.receive().array().len(), 3);
+        }
+        cpu() - before
+    };
+    cost_of(bytes.len());
+    let (whole, in_pieces) = (cost_of(bytes.len()), cost_of(256));
+    assert!(in_pieces < whole * 3.0, "{in_pieces} s of processor time in pieces, and {whole} s whole");
+}
+
+#[test]
+fn a_drain_refuses_adds_and_goes_on_with_the_rest() {
+    let mut sidecar = start(&["--drain-timeout", "8s"]);
+    let (mut client, mut idle) = (Resp::to(&sidecar), Resp::to(&sidecar));
+    client.ask("AW.ADD 1 2");
+    idle.ask("PING");
+    sidecar.signal(rustix::process::Signal::TERM);
+    wait_until("adds are refused", || matches!(client.ask("AW.ADD 3"), Reply::Error(_)));
+    client.ask("AW.ADD 3").assert_error("DRAINING not applied: ");
+    let taken = client.ask("AW.TAKE default BLOCK 5000").batches();
+    assert!(taken[0].messages.len() >= 2 && taken[0].flags == "last drained", "{taken:?}");
+    assert_eq!(client.ask("AW.DEL 1").texts(), ["late"]);
+    assert_eq!(client.ask(&format!("AW.ACK default {}", taken[0].batch)), Reply::Integer(1));
+    assert_eq!(client.rest(), b"", "the sidecar ends");
+    assert_eq!(idle.rest(), b"");
+    sidecar.end_of_drain();
+}
+
+#[test]
+fn the_status_is_that_of_the_admin_endpoint() {
+    let sidecar = start(&[]);
+    let mut client = Resp::to(&sidecar);
+    client.ask("AW.ADD 1 2 3");
+    let reply = client.ask("AW.STATUS");
+    let status: serde_json::Value = serde_json::from_str(reply.text()).unwrap();
+    assert_eq!(status["rings"][0]["in_flight"], 3);
+}
+
+#[test]
+fn redis_cli_and_lines_typed_by_hand_are_served() {
+    let sidecar = start(&[]);
+    let mut client = Resp::to(&sidecar);
+    client.send(b"AW.ADD 101:7 102\r\nPING\nAW.DEL 101:7\r\nAW.PUT 1\r\n");
+    assert_eq!(client.receive().array()[0], Reply::Integer(2));
+    assert_eq!(client.receive(), Reply::Simple(String::from("PONG")));
+    assert_eq!(client.receive().texts(), ["acked"]);
+    client.receive().assert_error("ERR unknown command 'AW.PUT', with args beginning with: '1' ");
+    assert_eq!(client.rest(), b"", "an unknown line ends the connection");
+}
+
+#[test]
+fn beyond_loopback_the_listener_needs_a_token() {
+    let run = Run::of(program(&["serve", "--check-config"]).args(["--resp", "0.0.0.0:7417"]));
+    assert_eq!(run.code, 64, "{run:?}");
+    assert_names(&run.stderr, &["--resp 0.0.0.0:7417 lets anyone on the network", "--token-file"]);
+}
+
+#[test]
+fn a_peer_that_reads_nothing_is_closed_and_an_idle_one_is_not() {
+    let sidecar = start(&["--max-queued-bytes", "65536"]);
+    let (mut idle, mut deaf) = (Resp::to(&sidecar), Resp::to(&sidecar));
+    idle.ask("PING");
+    let bytes = line(&format!("ECHO {}", "x".repeat(4_000))).repeat(16);
+    deaf.stream.set_write_timeout(Some(Duration::from_millis(500))).unwrap();
+    let written = std::iter::from_fn(|| deaf.stream.write_all(&bytes).ok()).take(10_000).count();
+    assert!(written < 10_000, "reading stops while replies wait");
+    wait_until("it is closed", || sidecar.metrics().refusals("slow_reader") == 1);
+    assert_eq!(idle.ask("PING").text(), "PONG");
+}

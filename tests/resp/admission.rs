@@ -1,0 +1,142 @@
+//! Tokens, rights, TLS, and the limit of connections.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use crate::support::certificates::Files;
+use crate::support::process::assert_names;
+use crate::support::resp::{Reply, Resp, line, start};
+use crate::support::sidecar::Sidecar;
+use crate::support::wait_until;
+
+const TOKEN: &str = "0123456789abcdef-all";
+const PRODUCER: &str = "0123456789abcdef-produces";
+const CONSUMER: &str = "0123456789abcdef-consumes";
+
+fn start_with_tokens(flags: &[&str]) -> (TempDir, Sidecar) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tokens");
+    fs::write(&path, format!("all:{TOKEN}\nfront:{PRODUCER} produce\nback:{CONSUMER} consume\n")).unwrap();
+    let sidecar = start(&[&["--token-file", path.to_str().unwrap()], flags].concat());
+    (folder, sidecar)
+}
+
+fn connections(sidecar: &Sidecar) -> Vec<(String, u64)> {
+    sidecar.status().access.into_iter().map(|access| (access.name, access.connections)).collect()
+}
+
+#[test]
+fn without_a_token_nothing_is_answered_but_a_login() {
+    let (_folder, sidecar) = start_with_tokens(&[]);
+    let mut client = Resp::to(&sidecar);
+    for text in ["PING", "AW.ADD 1", "INFO", "HELLO 3", "AW.TAKE default", "COMMAND DOCS", "MULTI"] {
+        client.ask(text).assert_error("NOAUTH not applied: ");
+    }
+    assert_eq!(client.ask("RESET").text(), "RESET");
+    client.ask("HELLO 9").assert_error("NOPROTO ");
+    client.ask("AUTH wrong").assert_error("WRONGPASS not applied: ");
+    client.ask("HELLO 3 AUTH default wrong").assert_error("WRONGPASS not applied: ");
+    // Commands that follow in the same read are served.
+    client.send(&[line(&format!("AUTH {TOKEN}")), line("AW.ADD 1"), line("PING")].concat());
+    assert_eq!(client.receive().text(), "OK");
+    assert_eq!(client.receive().array()[0], Reply::Integer(1));
+    assert_eq!(client.receive().text(), "PONG");
+    let mut third = Resp::to(&sidecar);
+    for _ in 0..3 {
+        third.ask("AUTH wrong").assert_error("WRONGPASS ");
+    }
+    assert_eq!(third.rest(), b"", "the third wrong token ends the connection");
+    assert_eq!(sidecar.metrics().refusals("unauthorized"), 5);
+}
+
+#[test]
+fn a_token_gives_a_name_and_its_rights() {
+    let (_folder, sidecar) = start_with_tokens(&[]);
+    let (mut front, mut back) = (Resp::to(&sidecar), Resp::to(&sidecar));
+    assert!(matches!(front.ask(&format!("HELLO 3 AUTH anybody {PRODUCER} SETNAME node-1")), Reply::Map(_)));
+    assert_eq!(back.ask(&format!("AUTH {CONSUMER}")).text(), "OK");
+    assert_eq!(connections(&sidecar), [("all".into(), 0), ("back".into(), 1), ("front".into(), 1)]);
+    assert_eq!(front.ask("AW.ADD 1").array()[0], Reply::Integer(1));
+    front.ask("AW.TAKE default").assert_error("NOT_PERMITTED not applied: this request needs the right consume");
+    front.ask("AW.ACK default 0-1-2-3").assert_error("NOT_PERMITTED ");
+    front.ask("AW.NACK default 5 0-1-2-3").assert_error("NOT_PERMITTED ");
+    back.ask("AW.ADD 2").assert_error("NOT_PERMITTED not applied: this request needs the right produce");
+    back.ask("AW.DEL 1").assert_error("NOT_PERMITTED ");
+    assert_eq!(back.ask("AW.TAKE default"), Reply::Array(Vec::new()));
+    // A second login replaces the first.
+    assert_eq!(back.ask(&format!("AUTH {TOKEN}")).text(), "OK");
+    assert_eq!(back.ask("AW.DEL 1").texts(), ["acked"]);
+    back.ask("AUTH wrong").assert_error("WRONGPASS ");
+    assert_eq!(back.ask("AW.DEL 1").texts(), ["unknown"], "a wrong login changes nothing");
+    wait_until("the names change", || {
+        connections(&sidecar) == [("all".into(), 1), ("back".into(), 0), ("front".into(), 1)]
+    });
+}
+
+#[test]
+fn without_a_token_file_any_login_is_accepted() {
+    let sidecar = start(&[]);
+    let mut client = Resp::to(&sidecar);
+    assert_eq!(client.ask("AUTH whatever").text(), "OK");
+    assert!(matches!(client.ask("HELLO 3 AUTH default whatever"), Reply::Map(_)));
+}
+
+#[test]
+fn a_client_that_presents_no_token_is_closed_in_time() {
+    let (_folder, sidecar) = start_with_tokens(&["--hello-timeout", "300ms"]);
+    let began = Instant::now();
+    let mut client = Resp::to(&sidecar);
+    client.ask("PING").assert_error("NOAUTH ");
+    assert!(String::from_utf8(client.rest()).unwrap().starts_with("-HELLO_TIMEOUT not applied: no token came"));
+    assert!(began.elapsed() >= Duration::from_millis(300));
+}
+
+#[test]
+fn connections_beyond_the_limit_get_the_error_that_client_libraries_know() {
+    let sidecar = start(&["--max-connections", "2"]);
+    let mut clients = [Resp::to(&sidecar), Resp::to(&sidecar)];
+    for client in &mut clients {
+        assert_eq!(client.ask("PING").text(), "PONG");
+    }
+    assert_eq!(Resp::to(&sidecar).rest(), b"-ERR max number of clients reached\r\n");
+    let mut native = sidecar.connect();
+    native.ask(&crate::support::frames::add(&[1], 0, 1)).added();
+    let [first, _] = clients;
+    drop(first);
+    wait_until("the place is free", || {
+        let mut next = Resp::to(&sidecar);
+        next.send(b"PING\r\n");
+        matches!(next.receive(), Reply::Simple(_))
+    });
+}
+
+#[test]
+fn the_check_logs_in_as_a_client_library_does_with_tls_and_a_token() {
+    let (files, authority) = Files::vouched_for();
+    let (folder, token) = (tempfile::tempdir().unwrap(), "token");
+    let [right, wrong] = [(token, TOKEN), ("wrong", PRODUCER)].map(|(name, text)| {
+        let path = folder.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    });
+    let sidecar = start(&[&files.flags()[..], &["--token-file", &right]].concat());
+    let resp = sidecar.resp.unwrap().to_string();
+    let check = |token: &str, more: &[&str]| {
+        let flags = ["check", "--tls-ca", authority.to_str().unwrap(), "--token-file", token, "--resp", &resp];
+        sidecar.run(&[&flags[..], more].concat())
+    };
+    let run = check(&right, &[]);
+    assert!(run.stdout.contains(&format!("ok    resp: {resp} accepts this token")), "{run:?}");
+    let run = check(&wrong, &[]);
+    assert_eq!(run.code, 1, "{run:?}");
+    assert_names(&run.stdout, &["fail  resp: no login over RESP", "correct --token-file"]);
+    let run = sidecar.run(&["check", "--token-file", &right, "--resp", &resp, "--timeout", "1s"]);
+    assert_names(&run.stdout, &["fail  resp: no login over RESP", "does --tls-ca match its --tls-cert?"]);
+    let connections = sidecar.status().listeners.into_iter().map(|one| (one.listener, one.received_bytes > 0));
+    assert_eq!(
+        connections.collect::<Vec<_>>(),
+        [("listen".into(), true), ("socket".into(), false), ("resp".into(), true)]
+    );
+}
