@@ -12,6 +12,7 @@ use crate::support::checker::{Ledger, Loader, Taker, assert_every_answer_was_kep
 use crate::support::frames::{self, ACKED, LATE};
 use crate::support::process::{Log, Process, assert_names};
 use crate::support::raw::Raw;
+use crate::support::redis::Redis;
 use crate::support::sidecar::{Sidecar, serve};
 use crate::support::wait_until;
 
@@ -201,4 +202,22 @@ fn a_sidecar_that_still_waits_for_its_store_ends_at_once() {
         assert_eq!(process.exit().code(), Some(0), "{}", log.text());
         assert!(begun.elapsed() < Duration::from_secs(2), "took {:?}", begun.elapsed());
     }
+}
+
+#[test]
+fn with_many_rings_and_a_stalled_redis_the_end_comes_in_time_and_says_which_acks_are_lost() {
+    let redis = Redis::start();
+    let mut sidecar = Sidecar::on(&redis, "a", &["--rings", "8"]);
+    let mut connection = sidecar.connect();
+    let ids: Vec<u64> = (1..=64).collect();
+    connection.ask(&frames::add(&ids, 0, 1)).added();
+    redis.stop();
+    connection.request(&frames::del(&ids));
+    wait_until("the Acks are held", || sidecar.metrics().count("held_acks") == 64);
+    let begun = Instant::now();
+    sidecar.signal(Signal::TERM);
+    let status = sidecar.exit();
+    assert!(begun.elapsed() < WITHIN, "took {:?}", begun.elapsed());
+    assert_eq!(status.code(), Some(1), "{}", sidecar.log().text());
+    assert_names(&sidecar.log().whole(), &["the drain lost 64 acknowledgements, because Redis was unreachable"]);
 }

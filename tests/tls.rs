@@ -266,7 +266,7 @@ fn a_redis_that_speaks_tls_is_served_if_its_certificate_is_trusted() {
     sidecar.wait_until_ready();
 
     let untrusted = Run::of(&mut sidecar::serve(&["--store", &store]));
-    assert_names(untrusted.error(1), &["certificate", "SSL_CERT_FILE"]);
+    assert_names(untrusted.error(1), &["certificate", "--redis-ca"]);
 
     authority.certify_for(&files, 10, (YEAR_1999, YEAR_2000));
     redis.command::<()>(&["CONFIG", "SET", "tls-cert-file", files.certificate.to_str().unwrap()]);

@@ -288,12 +288,8 @@ fn new<'a>(findings: &'a Findings, known: &'a Findings) -> impl Iterator<Item = 
 const HINTS: &[(&str, &str)] = &[
     ("knows no primary", "set ?master= in --store to the name that `sentinel monitor` gives the primary"),
     ("unknown command 'SENTINEL'", "name the Sentinels in --store, and not the Redis that they watch"),
-    (
-        "UnknownIssuer",
-        "set SSL_CERT_FILE, in the environment of this sidecar, to the certificate of the authority that signed the \
-         certificate of Redis",
-    ),
-    ("PEM", "correct the file that SSL_CERT_FILE names in the environment of this sidecar, or name another file"),
+    ("UnknownIssuer", "give --redis-ca the certificate of the authority that signed the certificate of Redis"),
+    ("PEM", "correct the files of --redis-ca, --redis-cert and --redis-key"),
     ("certificate expired", "renew the certificate of Redis"),
     ("certificate not valid yet", "check the clocks of this host and of the host that issued the certificate"),
     ("not valid for name", "name Redis in --store by a host name that its certificate contains"),

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -182,10 +183,10 @@ impl Store for RedisStore {
                  process ends, and their messages will time out although they were acknowledged"
             );
         }
-        for (outbox, heartbeats) in &self.outboxes {
-            if let Err(refusal) = outbox.depart(heartbeats).await {
-                warn!(%refusal, "this sidecar could not remove itself from Redis: the leader will remove it");
-            }
+        // All rings at the same time: one after the other, a Redis that stalls would exceed the time of the drain.
+        let departed = join_all(self.outboxes.iter().map(|(outbox, heartbeats)| outbox.depart(heartbeats))).await;
+        if let Some(refusal) = departed.into_iter().find_map(Result::err) {
+            warn!(%refusal, "this sidecar could not remove itself from Redis: the leader will remove it");
         }
         if lost > 0 {
             let text =
