@@ -97,7 +97,7 @@ fn every_fixed_label_value_is_there_from_the_start() {
     let reasons = words_of_the_protocol(7, |code| code.parse::<u16>().is_ok());
     let types = words_of_the_protocol(4, |number| number.starts_with("0x"));
     assert!(reasons.contains("slow_reader") && reasons.len() >= 26, "{reasons:?}");
-    assert!(types.contains("group_delete_answer") && types.len() == 19, "{types:?}");
+    assert!(types.contains("group_delete_answer") && types.len() == 21, "{types:?}");
     for reason in &reasons {
         assert_eq!(metrics.refusals(reason), 0);
     }

@@ -15,8 +15,8 @@ use ackwheel::clock::Clock;
 use ackwheel::config::Settings;
 use ackwheel::core::{
     Advance, Backlog, BatchId, Completions, ConnectionId, Delivery, DrainOutcome, Dropped, GroupName,
-    GroupOptions, Moment, Outbox, PublishStep, Refusal, RequestBatch, Retention, Ring, RingParts, RingStatus,
-    Settled, Store, StormRule, Submitted, Wheel,
+    GroupOptions, Message, MessageState, Moment, Outbox, PublishStep, Refusal, RequestBatch, Retention, Ring,
+    RingParts, RingStatus, Settled, Store, StormRule, Submitted, Wheel,
 };
 use ackwheel::memory::{MemoryOptions, MemoryStore};
 use ackwheel::process::panics;
@@ -132,6 +132,10 @@ impl Ring for FaultyRing {
             self.1.arm();
         }
         submitted
+    }
+
+    async fn get(&self, messages: &[Message], now: Instant) -> Result<Vec<MessageState>, Refusal> {
+        self.0.get(messages, now).await
     }
 
     async fn advance(&self, now: Instant) -> Result<Advance, Refusal> {

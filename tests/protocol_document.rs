@@ -188,7 +188,7 @@ fn the_limits_are_those_of_the_code() {
     let rows = rows(&document);
     for (what, limit) in [
         ("length of a frame", DEFAULT_MAX_FRAME_LENGTH as usize),
-        ("messages in an AddNewMsg or DelMsg", MAX_MESSAGES),
+        ("messages in an AddNewMsg, DelMsg or GetMsg", MAX_MESSAGES),
         ("messages in a timeout batch", MAX_BATCH_MESSAGES),
         ("batch ids in a BatchAck", MAX_BATCH_IDS),
         ("bytes in a Ping", MAX_PING_LENGTH),

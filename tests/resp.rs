@@ -35,6 +35,27 @@ fn messages_are_added_rearmed_acknowledged_and_withdrawn() {
 }
 
 #[test]
+fn the_state_of_messages_is_read_between_the_commands_of_a_pipeline() {
+    let sidecar = start(&[]);
+    let mut client = Resp::to(&sidecar);
+    client.send(&[line("AW.ADD ATTEMPT 4 1"), line("AW.GET 1 2"), line("AW.DEL 1"), line("AW.GET 1")].concat());
+    client.receive();
+    let states = client.receive();
+    let [first, second] = states.array() else { panic!("{states:?}") };
+    let [state, deadline, remaining_ms, attempt] = first.array() else { panic!("{first:?}") };
+    assert_eq!((state.text(), attempt.integer()), ("in_flight", 4));
+    assert!((14_000..=16_000).contains(&remaining_ms.integer()) && deadline.integer() > 0, "{first:?}");
+    assert_eq!(second.array()[0].text(), "unknown");
+    assert_eq!(client.receive().texts(), ["acked"]);
+    assert_eq!(client.receive().array()[0].array()[0].text(), "unknown");
+    client.ask("AW.ADD 3:9");
+    let run = sidecar.run(&["get", "3:9", "4"]);
+    let lines: Vec<&str> = run.output().lines().collect();
+    assert!(lines[0].starts_with("3:9 in_flight, attempt 1, times out in 15s "), "{lines:?}");
+    assert_eq!(lines[1], "4 unknown");
+}
+
+#[test]
 fn the_native_protocol_and_resp_share_the_ring() {
     let sidecar = start(&[]);
     let mut client = Resp::to(&sidecar);

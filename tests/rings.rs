@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use ackwheel::core::{
     AddOutcome, Advance, Backlog, BatchId, CombinedOutbox, Completions, ConnectionId, DelOutcome, DrainOutcome,
-    GroupName, GroupOptions, Message, Moment, Outbox, Promise, PublishStep, Reason, Refusal, RequestBatch,
-    Retention, Ring, RingParts, RingStatus, Rings, Settled, Store, StormRule, Submitted, Tick, Wheel,
-    merge_backlogs, ring_of,
+    GroupName, GroupOptions, Message, MessageState, Moment, Outbox, Promise, PublishStep, Reason, Refusal,
+    RequestBatch, Retention, Ring, RingParts, RingStatus, Rings, Settled, Store, StormRule, Submitted, Tick,
+    Wheel, merge_backlogs, ring_of,
 };
 use ackwheel::memory::{MemoryOptions, MemoryStore};
 use async_trait::async_trait;
@@ -184,6 +184,10 @@ impl Ring for Slow {
             completions.put(put).into_iter().for_each(Waker::wake);
         });
         Submitted::Pending
+    }
+
+    async fn get(&self, messages: &[Message], now: Instant) -> Result<Vec<MessageState>, Refusal> {
+        self.ring.get(messages, now).await
     }
 
     async fn advance(&self, now: Instant) -> Result<Advance, Refusal> {

@@ -1,4 +1,4 @@
-//! The verbs that send one request: `add`, `del`, `ping`, `group list`, `group delete`.
+//! The verbs that send one request: `add`, `del`, `get`, `ping`, `group list`, `group delete`.
 
 use std::io::{BufWriter, Write, stdout};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::connect::Connect;
 use super::status::group_table;
 use super::text::escaped;
 use crate::client::AddOptions;
-use crate::core::{AddOutcome, GroupName, Message};
+use crate::core::{AddOutcome, GroupName, Message, MessageState};
 use crate::protocol::frame::Welcome;
 
 /// Add messages, before they are pushed
@@ -42,6 +42,18 @@ pub(super) struct Del {
     /// Withdraw the messages, because their push failed
     #[arg(long)]
     withdraw: bool,
+    #[command(flatten)]
+    connect: Connect,
+}
+
+/// Show the state of messages: in flight with the time that is left, late, or unknown
+///
+/// It changes nothing.
+#[derive(Args, Debug)]
+pub(super) struct Get {
+    /// Messages, as ID or ID:CLIENT
+    #[arg(required = true, value_name = "ID[:CLIENT]")]
+    messages: Vec<Message>,
     #[command(flatten)]
     connect: Connect,
 }
@@ -100,6 +112,20 @@ impl Del {
             client.del_msg(&self.messages).await?
         };
         print_lines(self.messages.iter().zip(outcomes).map(|(message, outcome)| format!("{message} {outcome}")))
+    }
+}
+
+impl Get {
+    pub(super) async fn run(self) -> Result<(), Failure> {
+        let client = self.connect.client().await?;
+        let states = client.get_msg(&self.messages).await?;
+        print_lines(self.messages.iter().zip(states).map(|(message, state)| match state {
+            MessageState::InFlight { deadline, remaining_ms, attempt } => {
+                let time = humantime::format_duration(Duration::from_millis(remaining_ms.into()));
+                format!("{message} in_flight, attempt {attempt}, times out in {time}, deadline tick {deadline}")
+            }
+            state => format!("{message} {}", state.as_str()),
+        }))
     }
 }
 

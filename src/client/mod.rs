@@ -79,7 +79,7 @@ pub use subscription::{Delivered, Subscription};
 #[cfg(feature = "tls")]
 pub use tls::Tls;
 
-use crate::core::{DelOutcome, Message, Tick};
+use crate::core::{DelOutcome, Message, MessageState, Tick};
 use crate::protocol::frame::{AddNewMsgAnswer, Body, MAX_MESSAGES, MAX_PING_LENGTH, Welcome};
 use handshake::Dialer;
 use options::{MAX_TEXT_LENGTH, check_length};
@@ -164,6 +164,20 @@ impl Client {
     /// See [`ClientError`]. Repeating the call is harmless.
     pub async fn withdraw(&self, messages: &[Message]) -> Result<Vec<DelOutcome>, ClientError> {
         self.delete(messages, true).await
+    }
+
+    /// Returns the state of messages, and changes nothing. A long slice is sent in several frames; an empty slice sends
+    /// nothing. Sees all requests that were answered before this call.
+    ///
+    /// # Errors
+    ///
+    /// See [`ClientError`].
+    pub async fn get_msg(&self, messages: &[Message]) -> Result<Vec<MessageState>, ClientError> {
+        let read = |body| match body {
+            Body::GetMsgAnswer(states) => Ok((Tick(0), states)),
+            body => Err(unexpected(&body)),
+        };
+        Ok(self.ask_for_messages(messages, Body::GetMsg, read).await?.1)
     }
 
     /// Sends a Ping and returns the round-trip time. Checks that the server answers with the same payload.

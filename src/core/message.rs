@@ -125,6 +125,35 @@ impl fmt::Display for DelOutcome {
     }
 }
 
+/// The state of a message, which GetMsg returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MessageState {
+    /// The message can be acknowledged.
+    InFlight {
+        /// The tick at whose end the message times out.
+        deadline: Tick,
+        /// The time until then in ms. It is 0 if that time has passed and the pointer is late. Stalls shift it.
+        remaining_ms: u32,
+        /// The attempt number of the last AddNewMsg.
+        attempt: u8,
+    },
+    /// As [`DelOutcome::Late`].
+    Late,
+    /// As [`DelOutcome::Unknown`].
+    Unknown,
+}
+
+impl MessageState {
+    /// Returns the word that the command line prints.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            MessageState::InFlight { .. } => "in_flight",
+            MessageState::Late => "late",
+            MessageState::Unknown => "unknown",
+        }
+    }
+}
+
 /// The answer to an AddNewMsg.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddNewMsgAnswer {

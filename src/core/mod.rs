@@ -41,7 +41,7 @@ mod tick_schedule;
 pub use batch::{BatchId, Delivery, MAX_BATCH_MESSAGES, StormRule, TickCounts, TimedOut, TimeoutBatch};
 pub use group::{GroupName, GroupNameError, MAX_GROUPS, MAX_NAME_LENGTH};
 pub use latency_histogram::{LATENCY_BOUNDS, LatencyHistogram, STAMP_UNIT, Stamp};
-pub use message::{AddNewMsgAnswer, AddOutcome, Client, DelOutcome, Message, MsgId};
+pub use message::{AddNewMsgAnswer, AddOutcome, Client, DelOutcome, Message, MessageState, MsgId};
 pub use refusal::{Promise, Reason, Refusal};
 pub use request_batch::{Operation, Outcome, Request, RequestBatch};
 pub use stall_aware_clock::{CLOCK_BEAT, SHORTEST_STALL, StallAwareClock, WAKING_TIME};

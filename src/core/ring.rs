@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use super::batch::TickCounts;
 use super::completions::Completions;
+use super::message::{Message, MessageState};
 use super::refusal::Refusal;
 use super::request_batch::RequestBatch;
 use super::tick::{Tick, Wheel};
@@ -176,6 +177,9 @@ pub trait Ring: Send + Sync {
         completions: &Arc<Completions>,
         now: Instant,
     ) -> Submitted;
+
+    /// Returns the state of each message, and changes nothing. Sees all requests that are complete, and may see others.
+    async fn get(&self, messages: &[Message], now: Instant) -> Result<Vec<MessageState>, Refusal>;
 
     /// Moves the pointer by one tick if the move is due. Only the ticker calls this.
     async fn advance(&self, now: Instant) -> Result<Advance, Refusal>;

@@ -14,8 +14,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Instant;
 
+use futures_util::future::try_join_all;
+
 use super::completions::Completions;
-use super::message::Message;
+use super::message::{Message, MessageState};
 use super::refusal::{Refusal, merge_refusals};
 use super::request_batch::{Outcome, Request, RequestBatch};
 use super::ring::{ConnectionId, Ring, Submitted};
@@ -54,6 +56,33 @@ impl Rings {
     /// Panics if there are no rings.
     pub fn wheel(&self) -> Wheel {
         self.0[0].wheel()
+    }
+
+    /// Returns the state of each message, and changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// If the store is unreachable.
+    pub async fn get(&self, messages: Vec<Message>, now: Instant) -> Result<Vec<MessageState>, Refusal> {
+        if let [ring] = &*self.0 {
+            return ring.get(&messages, now).await;
+        }
+        let rings = u16::try_from(self.0.len()).expect("a store has at most 64 rings");
+        let mut parts: Vec<(Vec<usize>, Vec<Message>)> = vec![Default::default(); self.0.len()];
+        for (index, message) in messages.iter().enumerate() {
+            let (indexes, part) = &mut parts[usize::from(ring_of(*message, rings))];
+            indexes.push(index);
+            part.push(*message);
+        }
+        let asked = self.0.iter().zip(&parts).filter(|(_, (indexes, _))| !indexes.is_empty());
+        let answers = try_join_all(asked.map(|(ring, (_, part))| ring.get(part, now))).await?;
+        let mut states = vec![MessageState::Unknown; messages.len()];
+        for ((indexes, _), part) in parts.iter().filter(|(indexes, _)| !indexes.is_empty()).zip(answers) {
+            for (index, state) in indexes.iter().zip(part) {
+                states[*index] = state;
+            }
+        }
+        Ok(states)
     }
 
     /// Creates a requester for a new connection.

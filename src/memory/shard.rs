@@ -11,7 +11,9 @@ use std::ops::Range;
 use super::batch_by_shard::{Item, Verb};
 use super::entry::{Entry, Marks, ShortTick};
 use super::table::{Hash, Home, Table};
-use crate::core::{LatencyHistogram, Message, Outcome, RandomHasher, RequestBatch, Stamp, Tick, TimedOut, Wheel};
+use crate::core::{
+    LatencyHistogram, Message, MessageState, Outcome, RandomHasher, RequestBatch, Stamp, Tick, TimedOut, Wheel,
+};
 
 /// The number of messages that are prefetched together. This is twice the number of cache misses that a processor
 /// handles at the same time.
@@ -208,6 +210,22 @@ impl Shard {
         of_tick.acked += 1;
         ack_latency.record_between(added_at, position.now);
         Outcome::Acked
+    }
+
+    /// Returns the state of a message, without the time that remains.
+    pub(super) fn get(&mut self, hash: Hash, message: Message, position: &Position) -> MessageState {
+        let Some(found) = self.table.find(hash, self.table.home(hash), message) else {
+            return MessageState::Unknown;
+        };
+        let entry = &*found.entry;
+        match (position.is_expired(entry), position.is_remembered(entry)) {
+            (false, _) => {
+                let deadline = entry.deadline.seen_from(position.pointer);
+                MessageState::InFlight { deadline, remaining_ms: 0, attempt: entry.attempt }
+            }
+            (true, true) => MessageState::Late,
+            (true, false) => MessageState::Unknown,
+        }
     }
 
     /// Records that a listed message has left its tick.

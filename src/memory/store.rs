@@ -12,8 +12,8 @@ use super::outbox::MemoryOutbox;
 use super::state::{self, StateError, StateFile};
 use super::wheel::MemoryWheel;
 use crate::core::{
-    Advance, Completions, ConnectionId, DrainOutcome, Leadership, Lease, Moment, PublishStep, Reason, Refusal,
-    RequestBatch, Ring, RingParts, RingStatus, Store, Submitted, Tick, Wheel,
+    Advance, Completions, ConnectionId, DrainOutcome, Leadership, Lease, Message, MessageState, Moment,
+    PublishStep, Reason, Refusal, RequestBatch, Ring, RingParts, RingStatus, Store, Submitted, Tick, Wheel,
 };
 
 /// A store in the memory of the process.
@@ -155,6 +155,10 @@ impl Ring for MemoryRing {
     ) -> Submitted {
         self.wheel.complete(batch, now);
         Submitted::Completed
+    }
+
+    async fn get(&self, messages: &[Message], now: Instant) -> Result<Vec<MessageState>, Refusal> {
+        Ok(self.wheel.get(messages, now))
     }
 
     async fn advance(&self, now: Instant) -> Result<Advance, Refusal> {

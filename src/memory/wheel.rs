@@ -39,7 +39,11 @@ use super::options::MemoryOptions;
 use super::outbox::MemoryOutbox;
 use super::shard::{Position, horizon, index};
 use super::shards::Shards;
-use crate::core::{Advance, DrainOutcome, DueAction, PublishStep, Reason, Refusal, Stamp, Tick, TickSchedule};
+use super::table::Hash;
+use crate::core::{
+    Advance, DrainOutcome, DueAction, Message, MessageState, PublishStep, Reason, Refusal, Stamp, Tick,
+    TickSchedule,
+};
 
 /// The position of the pointer, the time of its next move, and the phase of a drain.
 #[derive(Debug)]
@@ -122,6 +126,28 @@ impl MemoryWheel {
             due: state.schedule.tick_due(now),
             now: self.stamp(now),
         }
+    }
+
+    /// Returns the state of each message.
+    pub(super) fn get(&self, messages: &[Message], now: Instant) -> Vec<MessageState> {
+        let state = self.state.read();
+        let (position, schedule) = (self.position(&state, now), &state.schedule);
+        let remaining = |deadline: Tick| {
+            let moves = u32::try_from(deadline.0.saturating_sub(schedule.pointer().0)).unwrap_or(u32::MAX);
+            let ends = schedule.next_advance() + self.shards.options.wheel.tick_length().saturating_mul(moves);
+            u32::try_from(ends.saturating_duration_since(now).as_millis()).unwrap_or(u32::MAX)
+        };
+        let one = |message: &Message| {
+            let hash = Hash::of(*message, &self.shards.hasher);
+            let found = self.shards.list[hash.shard(self.shards.bits)].lock().get(hash, *message, &position);
+            match found {
+                MessageState::InFlight { deadline, attempt, .. } => {
+                    MessageState::InFlight { deadline, remaining_ms: remaining(deadline), attempt }
+                }
+                state => state,
+            }
+        };
+        messages.iter().map(one).collect()
     }
 
     /// Returns the tick that expires next, or `None` if a drain has expired all ticks.

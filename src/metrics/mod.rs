@@ -122,7 +122,7 @@ metrics! {
         latencies_by("redis_round_trip_seconds",
             "Time from sending a script to Redis to its answer, or until it was given up.", "script",
             &["apply", "advance", "expire", "held", "forget", "mend", "reapply", "acks_applied",
-                "acquire", "renew", "release", "open", "status", "open_group", "delete_group", "leave_group",
+                "acquire", "renew", "release", "open", "status", "get", "open_group", "delete_group", "leave_group",
                 "take", "retake", "settle", "give_back", "tend", "backlogs",
                 "heartbeat", "announce", "inspect", "reap", "drop_link"]);
     redis_errors: Labelled<&'static str, IntCounter> =
@@ -143,7 +143,8 @@ metrics! {
 }
 
 /// The commands of the RESP protocol that are counted. All others are counted together.
-pub const RESP_COMMANDS: [&str; 7] = ["AW.ADD", "AW.DEL", "AW.TAKE", "AW.ACK", "AW.NACK", "AW.STATUS", "other"];
+pub const RESP_COMMANDS: [&str; 8] =
+    ["AW.ADD", "AW.DEL", "AW.GET", "AW.TAKE", "AW.ACK", "AW.NACK", "AW.STATUS", "other"];
 
 /// A listener for clients, under the name of its flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::RangeInclusive;
 
-use crate::core::{BatchId, DelOutcome, Message, Promise, Reason, TickCounts, TimedOut};
+use crate::core::{BatchId, DelOutcome, Message, MessageState, Promise, Reason, TickCounts, TimedOut};
 
 pub use crate::core::AddNewMsgAnswer;
 
@@ -34,6 +34,9 @@ pub const MAX_BATCH_IDS: usize = 4_096;
 
 /// The number of bytes per message in a TimeoutBatch: message id (8), client id (8) and attempt number (1).
 pub(crate) const TIMED_OUT_LENGTH: usize = 17;
+
+/// The number of bytes per message in a GetMsg answer: state (1), deadline (8), remaining time (4) and attempt number (1).
+pub(crate) const STATE_LENGTH: usize = 14;
 
 /// The maximum length of a Ping's payload, in bytes.
 pub const MAX_PING_LENGTH: usize = 64;
@@ -93,6 +96,8 @@ frame_types! {
     AddNewMsgAnswer = 0x90, "add_new_msg_answer";
     DelMsg = 0x11, "del_msg";
     DelMsgAnswer = 0x91, "del_msg_answer";
+    GetMsg = 0x12, "get_msg";
+    GetMsgAnswer = 0x92, "get_msg_answer";
     Subscribe = 0x20, "subscribe";
     Subscribed = 0xa0, "subscribed";
     TimeoutBatch = 0x21, "timeout_batch";
@@ -162,6 +167,10 @@ pub enum Body {
     },
     /// The answer to DelMsg: one outcome per message, in order.
     DelMsgAnswer(Vec<DelOutcome>),
+    /// A request for the state of messages, 1 to [`MAX_MESSAGES`]. It changes nothing.
+    GetMsg(Vec<Message>),
+    /// The answer to GetMsg: one state per message, in order.
+    GetMsgAnswer(Vec<MessageState>),
     /// A request to join a group of subscribers and to receive its timeout batches.
     Subscribe(Subscribe),
     /// The answer to Subscribe. TimeoutBatches follow under the same correlation id.

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tracing::{debug, info};
 
 use super::native::{Completed, Native};
 use super::pending_requests::Weight;
 use super::session::{Session, State};
 use super::tokens::Right;
-use crate::core::{BatchId, GroupNameError, GroupOptions, MAX_CREDIT, Reason, Refusal};
+use crate::core::{BatchId, GroupNameError, GroupOptions, MAX_CREDIT, Message, Reason, Refusal};
 use crate::protocol::frame::{Body, Frame, FrameType, Subscribe};
 
 impl Session<Native> {
@@ -20,6 +21,7 @@ impl Session<Native> {
             // A Pong needs no answer. It only shows that the peer is alive, which the read has already recorded.
             Body::Pong(_) => return,
             Body::GoAway { .. } => return self.end(),
+            Body::GetMsg(messages) => return self.get_msg(correlation, messages),
             Body::Subscribe(request) => self.subscribe(correlation, &request),
             Body::BatchAck(batches) => self.batch_ack(correlation, batches),
             Body::BatchNack { batch, delay_ms } => self.batch_nack(correlation, batch, delay_ms),
@@ -77,6 +79,19 @@ impl Session<Native> {
             self.protocol.final_error = Some((correlation, refusal));
         } else {
             self.refuse(correlation, &refusal);
+        }
+    }
+
+    /// Answers with the state of messages. Any token may ask.
+    fn get_msg(&mut self, correlation: u32, messages: Vec<Message>) {
+        let (rings, now, count) = (self.shared.rings.clone(), self.shared.clock.now(), messages.len());
+        let mut get = Box::pin(async move {
+            Completed::Answer(correlation, rings.get(messages, now).await.map(Body::GetMsgAnswer))
+        });
+        // A store in memory answers at once, before the next request changes something.
+        match (&mut get).now_or_never() {
+            Some(completed) => self.answer(completed),
+            None => self.pending.push(Weight::Other(count), get),
         }
     }
 

@@ -13,7 +13,7 @@ use futures_util::FutureExt;
 use super::*;
 use crate::core::{
     Advance, Backlog, BatchId, Completions, ConnectionId, Delivery, Dropped, GroupName, GroupOptions, Leadership,
-    Lease, Outbox, PublishStep, RequestBatch, Ring, RingStatus, Settled, Submitted, Wheel,
+    Lease, Message, MessageState, Outbox, PublishStep, RequestBatch, Ring, RingStatus, Settled, Submitted, Wheel,
 };
 
 const TICK: Duration = Duration::from_secs(1);
@@ -132,6 +132,10 @@ impl Ring for Script {
 
     fn submit(&self, _: &mut RequestBatch, _: ConnectionId, _: &Arc<Completions>, _: Instant) -> Submitted {
         unreachable!("a ticker submits nothing")
+    }
+
+    async fn get(&self, _: &[Message], _: Instant) -> Result<Vec<MessageState>, Refusal> {
+        unreachable!("a ticker reads no message")
     }
 
     async fn advance(&self, now: Instant) -> Result<Advance, Refusal> {

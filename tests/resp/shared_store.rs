@@ -22,6 +22,7 @@ fn replies_keep_their_order_over_several_rings() {
         pipeline.extend(line(&format!("AW.ADD {id} {} {}", id + 1_000, id + 2_000)));
         pipeline.extend(line(&format!("AW.DEL {id} {} 77777", id + 1_000)));
         pipeline.extend(line(&format!("ECHO {id}")));
+        pipeline.extend(line(&format!("AW.GET {} {id}", id + 2_000)));
         pipeline.extend(line(&format!("AW.DEL {id}")));
     }
     client.send(&pipeline);
@@ -29,6 +30,9 @@ fn replies_keep_their_order_over_several_rings() {
         assert_eq!(client.receive().array()[0], Reply::Integer(3));
         assert_eq!(client.receive().texts(), ["acked", "acked", "unknown"]);
         assert_eq!(client.receive().text(), id.to_string());
+        let states = client.receive();
+        let names: Vec<&str> = states.array().iter().map(|state| state.array()[0].text()).collect();
+        assert_eq!(names, ["in_flight", "unknown"]);
         assert_eq!(client.receive().texts(), ["unknown"]);
     }
 }
@@ -63,9 +67,12 @@ fn acks_are_held_while_redis_is_unreachable_and_stall_no_reply_behind_them() {
     client.send(&[line("AW.DEL 1 2"), line("PING"), line("AW.ADD 4"), line("AW.TAKE default")].concat());
     assert_eq!(client.receive().texts(), ["held", "held"]);
     assert_eq!(client.receive().text(), "PONG");
+    client.send(&line("AW.GET 1"));
     let refused = client.receive();
     assert!(matches!(&refused, Reply::Error(text) if text.starts_with("STORE_")), "{refused:?}");
     let _ = client.receive();
+    let get = client.receive();
+    assert!(matches!(&get, Reply::Error(text) if text.starts_with("STORE_")), "{get:?}");
     assert!(began.elapsed() < Duration::from_secs(6), "{:?}", began.elapsed());
     redis.go_on();
     wait_until("the held Acks are applied", || sidecar.metrics().acked("acked") == 2);

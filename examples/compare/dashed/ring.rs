@@ -10,8 +10,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ackwheel::core::{
-    Advance, Completions, ConnectionId, DrainOutcome, DueAction, Operation, Outcome, PublishStep, Refusal,
-    Request, RequestBatch, Ring, RingStatus, Stamp, Submitted, Tick, TickSchedule, Wheel,
+    Advance, Completions, ConnectionId, DrainOutcome, DueAction, Message, MessageState, Operation, Outcome,
+    PublishStep, Reason, Refusal, Request, RequestBatch, Ring, RingStatus, Stamp, Submitted, Tick, TickSchedule,
+    Wheel,
 };
 use ackwheel::memory::{MemoryOptions, MemoryOutbox};
 use async_trait::async_trait;
@@ -173,6 +174,11 @@ impl Ring for DashRing {
             }
         });
         Submitted::Completed
+    }
+
+    async fn get(&self, _messages: &[Message], _now: Instant) -> Result<Vec<MessageState>, Refusal> {
+        let text = "the ring of the comparison reads no message";
+        Err(Refusal::new(Reason::UnknownType, text))
     }
 
     async fn advance(&self, now: Instant) -> Result<Advance, Refusal> {

@@ -2,12 +2,13 @@
 
 use super::super::frame::{
     AddNewMsgAnswer, Body, Error, Frame, FrameType, GoAwayReason, Hello, MAGIC, MAX_BATCH_IDS, MAX_MESSAGES,
-    MAX_PING_LENGTH, MAX_TOKEN_LENGTH, Secret, Subscribe, TIMED_OUT_LENGTH, TimeoutBatch, Welcome,
+    MAX_PING_LENGTH, MAX_TOKEN_LENGTH, STATE_LENGTH, Secret, Subscribe, TIMED_OUT_LENGTH, TimeoutBatch, Welcome,
 };
 use super::fields::{BATCH_ID_LENGTH, Fields, Messages, pair};
 use super::{Decoded, RawFrame, flag};
 use crate::core::{
-    AddOutcome, DelOutcome, MAX_BATCH_MESSAGES, Operation, Promise, Refusal, Tick, TickCounts, TimedOut,
+    AddOutcome, DelOutcome, MAX_BATCH_MESSAGES, MessageState, Operation, Promise, Refusal, Tick, TickCounts,
+    TimedOut,
 };
 
 /// Decodes a complete frame.
@@ -40,6 +41,8 @@ fn body(frame: &RawFrame<'_>) -> Result<Body, Refusal> {
         },
         FrameType::AddNewMsgAnswer => Body::AddNewMsgAnswer(add_new_msg_answer(&mut fields)?),
         FrameType::DelMsgAnswer => Body::DelMsgAnswer(del_msg_answer(&mut fields)?),
+        FrameType::GetMsg => Body::GetMsg(fields.messages()?.to_vec()),
+        FrameType::GetMsgAnswer => Body::GetMsgAnswer(get_msg_answer(&mut fields)?),
         FrameType::Subscribe => Body::Subscribe(Subscribe {
             credit: fields.u32("credit")?,
             group: fields.short_text("group")?,
@@ -172,6 +175,22 @@ fn del_msg_answer(fields: &mut Fields<'_>) -> Result<Vec<DelOutcome>, Refusal> {
         DelOutcome::ALL.get(usize::from(*number)).copied().ok_or_else(wrong)
     };
     numbers.iter().map(outcome).collect()
+}
+
+fn get_msg_answer(fields: &mut Fields<'_>) -> Result<Vec<MessageState>, Refusal> {
+    let count = fields.count_of_list(MAX_MESSAGES, STATE_LENGTH)?;
+    let state = |_| {
+        let (state, deadline) = (fields.u8("state")?, Tick(fields.u64("deadline")?));
+        let (remaining_ms, attempt) = (fields.u32("remaining_ms")?, fields.u8("attempt")?);
+        match state {
+            0 if (deadline, remaining_ms, attempt) == (Tick(0), 0, 0) => Ok(MessageState::Unknown),
+            1 => Ok(MessageState::InFlight { deadline, remaining_ms, attempt }),
+            2 if (deadline, remaining_ms, attempt) == (Tick(0), 0, 0) => Ok(MessageState::Late),
+            0 | 2 => Err(fields.wrong(format_args!("has fields other than 0 behind a state of {state}"))),
+            _ => Err(fields.wrong(format_args!("has a state of {state}, but only 0 to 2 are defined"))),
+        }
+    };
+    (0..count).map(state).collect()
 }
 
 fn timeout_batch(fields: &mut Fields<'_>) -> Result<TimeoutBatch, Refusal> {

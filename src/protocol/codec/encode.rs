@@ -8,8 +8,8 @@ use super::super::frame::{
 };
 use super::{Codec, LENGTH_LENGTH, flag};
 use crate::core::{
-    AddOutcome, BatchId, Client, Delivery, MAX_BATCH_MESSAGES, Message, Operation, Promise, Refusal, Tick,
-    TickCounts, TimedOut,
+    AddOutcome, BatchId, Client, Delivery, MAX_BATCH_MESSAGES, Message, MessageState, Operation, Promise, Refusal,
+    Tick, TickCounts, TimedOut,
 };
 
 /// The offset of the flags in a frame. The flags, and the length in bytes 0 to 3, are known only after the body is
@@ -43,6 +43,7 @@ impl Codec {
             Body::DelMsg { messages, withdraw } => {
                 self.encode_request(*correlation, Operation::Del { withdraw: *withdraw }, messages, out);
             }
+            Body::GetMsg(messages) => request(FrameType::GetMsg, 0, *correlation, [], messages, out),
             frame => {
                 let status = if let Body::Error(error) = frame { error.code } else { 0 };
                 framed(frame.frame_type(), status, *correlation, out, |out| body(frame, out));
@@ -160,11 +161,14 @@ fn body(body: &Body, out: &mut BytesMut) -> u8 {
             out.put_u32(*grace_ms);
             0
         }
-        Body::AddNewMsg { .. } | Body::DelMsg { .. } => unreachable!("`encode_request` encodes them"),
+        Body::AddNewMsg { .. } | Body::DelMsg { .. } | Body::GetMsg(_) => {
+            unreachable!("`encode_frame` encodes them as requests")
+        }
         Body::AddNewMsgAnswer(AddNewMsgAnswer { deadline, outcomes }) => {
             add_new_msg_answer(*deadline, outcomes, |outcome| *outcome == AddOutcome::Rearmed, out)
         }
         Body::DelMsgAnswer(outcomes) => del_msg_answer(outcomes, |outcome| *outcome as u8, out),
+        Body::GetMsgAnswer(states) => get_msg_answer(states, out),
         Body::Subscribe(Subscribe { group, credit, ephemeral, from_end }) => {
             out.put_u32(*credit);
             put_short_text(group, out);
@@ -264,6 +268,23 @@ fn extended(out: &mut BytesMut, count: usize) -> &mut [u8] {
     let before = out.len();
     out.resize(before + count, 0);
     &mut out[before..]
+}
+
+fn get_msg_answer(states: &[MessageState], out: &mut BytesMut) -> u8 {
+    debug_assert!((1..=MAX_MESSAGES).contains(&states.len()), "as many as in the request");
+    out.put_u32(u32_of(states.len()));
+    for state in states {
+        let (number, deadline, remaining_ms, attempt) = match *state {
+            MessageState::Unknown => (0, Tick(0), 0, 0),
+            MessageState::InFlight { deadline, remaining_ms, attempt } => (1, deadline, remaining_ms, attempt),
+            MessageState::Late => (2, Tick(0), 0, 0),
+        };
+        out.put_u8(number);
+        out.put_u64(deadline.0);
+        out.put_u32(remaining_ms);
+        out.put_u8(attempt);
+    }
+    0
 }
 
 /// Appends the body of a TimeoutBatch and returns its flags. Writes `messages` and ignores the messages in `header`.

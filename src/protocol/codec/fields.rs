@@ -124,7 +124,9 @@ impl<'a> Fields<'a> {
             Ok(count) if (1..=most).contains(&count) => Ok(count),
             _ => {
                 let reason = match self.frame_type {
-                    FrameType::AddNewMsg | FrameType::DelMsg | FrameType::BatchAck => Reason::BadCount,
+                    FrameType::AddNewMsg | FrameType::DelMsg | FrameType::GetMsg | FrameType::BatchAck => {
+                        Reason::BadCount
+                    }
                     // The other types that have a count are not requests.
                     _ => Reason::MalformedRequest,
                 };

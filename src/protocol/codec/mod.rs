@@ -65,7 +65,7 @@ mod flag {
     /// Returns the flags that frames of this type may have.
     pub(super) const fn defined(frame_type: FrameType) -> u8 {
         match frame_type {
-            FrameType::AddNewMsg => CLIENTS,
+            FrameType::AddNewMsg | FrameType::GetMsg => CLIENTS,
             FrameType::DelMsg => CLIENTS | WITHDRAW,
             FrameType::Subscribe => EPHEMERAL | FROM_END,
             FrameType::Subscribed => CREATED,

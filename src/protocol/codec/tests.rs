@@ -9,7 +9,9 @@ use super::super::frame::{
     TimeoutBatch, Welcome,
 };
 use super::{Codec, DecodeError, Decoded};
-use crate::core::{AddOutcome, BatchId, DelOutcome, Message, Promise, Reason, Tick, TickCounts, TimedOut};
+use crate::core::{
+    AddOutcome, BatchId, DelOutcome, Message, MessageState, Promise, Reason, Tick, TickCounts, TimedOut,
+};
 
 fn bytes_of(frame: &Frame) -> BytesMut {
     let mut bytes = BytesMut::new();
@@ -109,7 +111,14 @@ fn message_body() -> impl Strategy<Value = Body> {
     });
     let del = (messages(), any::<bool>()).prop_map(|(messages, withdraw)| Body::DelMsg { messages, withdraw });
     let deleted = vec(prop::sample::select(&DelOutcome::ALL[..]), 1..80).prop_map(Body::DelMsgAnswer);
-    prop_oneof![add, added, del, deleted]
+    let in_flight = any::<(u64, u32, u8)>().prop_map(|(deadline, remaining_ms, attempt)| MessageState::InFlight {
+        deadline: Tick(deadline),
+        remaining_ms,
+        attempt,
+    });
+    let state = prop_oneof![in_flight, Just(MessageState::Late), Just(MessageState::Unknown)];
+    let states = vec(state, 1..40).prop_map(Body::GetMsgAnswer);
+    prop_oneof![add, added, del, deleted, messages().prop_map(Body::GetMsg), states]
 }
 
 fn batch_body() -> impl Strategy<Value = Body> {

@@ -48,6 +48,8 @@ impl<'a> Arguments<'a> {
 pub enum Command {
     /// AW.ADD and AW.DEL. The messages are in the vector that was passed.
     Requests(Operation),
+    /// AW.GET. The messages are in the vector that was passed.
+    Get,
     /// AW.TAKE.
     Take(Take),
     /// AW.ACK.
@@ -106,7 +108,7 @@ pub struct Usage {
 }
 
 /// The commands of ackwheel.
-pub const COMMANDS: [Usage; 6] = [
+pub const COMMANDS: [Usage; 7] = [
     Usage {
         name: "AW.ADD",
         arguments: "[TIMEOUT ticks] [ATTEMPT n] message [message ...]",
@@ -117,6 +119,12 @@ pub const COMMANDS: [Usage; 6] = [
         name: "AW.DEL",
         arguments: "[WITHDRAW] message [message ...]",
         summary: "Acknowledges messages. Replies acked, late, unknown, withdrawn or held for each.",
+        least: 2,
+    },
+    Usage {
+        name: "AW.GET",
+        arguments: "message [message ...]",
+        summary: "Reads messages. Replies [in_flight | late | unknown, deadline tick, remaining ms, attempt] for each.",
         least: 2,
     },
     Usage {
@@ -156,7 +164,7 @@ impl Usage {
         Refusal::new(Reason::MalformedRequest, format!("{text}: write {name} {arguments}"))
     }
 
-    /// Parses the arguments. Puts the messages of AW.ADD and AW.DEL into `messages`, which must be empty.
+    /// Parses the arguments. Puts the messages of AW.ADD, AW.DEL and AW.GET into `messages`, which must be empty.
     ///
     /// # Errors
     ///
@@ -169,6 +177,7 @@ impl Usage {
                 self.messages(arguments, 1 + usize::from(withdraw), messages)?;
                 Ok(Command::Requests(Operation::Del { withdraw }))
             }
+            "AW.GET" => self.messages(arguments, 1, messages).map(|()| Command::Get),
             _ if arguments.count() < self.least => Err(self.malformed("arguments are missing")),
             "AW.TAKE" => self.take(arguments),
             "AW.ACK" => Ok(Command::Ack { group: group(arguments)?, batches: self.batches(arguments, 2)? }),
@@ -353,6 +362,7 @@ mod tests {
             ("AW.ADD TIMEOUT 70000 1", add(u16::MAX, 1), vec![Message::from(1)]),
             ("AW.DEL 18446744073709551615", del(false), vec![Message::from(u64::MAX)]),
             ("AW.DEL withdraw 1:2", del(true), vec![Message::new(1, 2)]),
+            ("aw.get 1:2 3", Command::Get, vec![Message::new(1, 2), Message::from(3)]),
             ("AW.TAKE default", take(1, None, false), vec![]),
             ("AW.TAKE default KEEP BLOCK 0 COUNT 16", take(16, Some(Wait::Forever), true), vec![]),
             ("AW.TAKE default block 2000", take(1, Some(Wait::AtMost(Duration::from_secs(2))), false), vec![]),
@@ -381,6 +391,8 @@ mod tests {
             ("AW.DEL 1:", "'1:' is no message"),
             ("AW.DEL 1:2:3", "'1:2:3' is no message"),
             ("AW.DEL 18446744073709551616", "'18446744073709551616' is no message"),
+            ("AW.GET", "0 messages are not possible, 1 to 32768 are: write AW.GET message"),
+            ("AW.GET WITHDRAW 1", "'WITHDRAW' is no message"),
             ("AW.TAKE", "arguments are missing: write AW.TAKE group [COUNT n] [BLOCK ms] [KEEP]"),
             ("AW.TAKE a/b", "\"a/b\" is not a group name"),
             ("AW.TAKE default COUNT 17", "COUNT is a number from 1 to 16"),

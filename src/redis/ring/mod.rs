@@ -25,6 +25,7 @@
 //! monotonic clock determines when the pointer moves.
 
 mod advance;
+mod get;
 mod publish;
 mod repair;
 mod repair_state;
@@ -39,8 +40,8 @@ use tokio_util::task::AbortOnDropHandle;
 
 use self::repair_state::Repair;
 use crate::core::{
-    Advance, Completions, ConnectionId, DrainOutcome, PublishStep, Reason, Refusal, Request, RequestBatch, Ring,
-    RingStatus, Submitted, Tick, Wheel,
+    Advance, Completions, ConnectionId, DrainOutcome, Message, MessageState, PublishStep, Reason, Refusal,
+    Request, RequestBatch, Ring, RingStatus, Submitted, Tick, Wheel,
 };
 use crate::redis::batching::driver::send_requests;
 use crate::redis::batching::incoming_requests::Inbox;
@@ -133,6 +134,10 @@ impl Ring for RedisRing {
         }
         self.inbox.push(batch, connection, completions);
         Submitted::Pending
+    }
+
+    async fn get(&self, messages: &[Message], _now: Instant) -> Result<Vec<MessageState>, Refusal> {
+        self.read_states(messages).await
     }
 
     async fn advance(&self, now: Instant) -> Result<Advance, Refusal> {

@@ -68,6 +68,8 @@ scripts! {
     release after "refuse_stale_connection.lua",
     /// Reads the status of the ring.
     status,
+    /// Reads the state of messages.
+    get,
     /// Creates a group if it does not exist.
     open_group after "refuse_stale_connection.lua" "group_functions.lua",
     /// Deletes a group, unless other sidecars have subscribers of it.

@@ -360,7 +360,7 @@ mod tests {
             ("CLIENT KILL x", "-ERR unknown subcommand or wrong number of arguments for 'KILL'\r\n"),
             ("QUIT", "+OK\r\n"),
             ("RESET", "+RESET\r\n"),
-            ("COMMAND COUNT", ":6\r\n"),
+            ("COMMAND COUNT", ":7\r\n"),
             ("COMMAND INFO aw.take", "*1\r\n*6\r\n$7\r\naw.take\r\n:-2\r\n*0\r\n:0\r\n:0\r\n:0\r\n"),
             ("ECHO", "-ERR wrong number of arguments for 'echo' command\r\n"),
             ("SUBSCRIBE a b", "-ERR unknown command 'SUBSCRIBE', with args beginning with: 'a' 'b' \r\n"),

@@ -17,6 +17,7 @@ mod replies;
 mod reply;
 mod requests;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -36,7 +37,7 @@ use super::keep_alive::KeepAlive;
 use super::pending_requests::{Completion, MAX_REQUESTS, Weight};
 use super::session::{ClientProtocol, Session, State};
 use super::shared::{Phase, Shared};
-use crate::core::{DelOutcome, Message, Outcome, Reason, Refusal, Request, RequestBatch};
+use crate::core::{DelOutcome, Message, MessageState, Outcome, Reason, Refusal, Request, RequestBatch};
 use crate::protocol::resp::parser::{Limits, Parser, ProtocolError};
 
 /// How long an Ack waits for a store that is unreachable before it is answered with `held`.
@@ -53,6 +54,8 @@ pub(super) struct Resp {
     parser: Parser,
     replies: Replies,
     deliveries: Deliveries,
+    /// The AW.GET that wait for the replies before them, with the numbers of their own replies.
+    gets: VecDeque<(u64, Vec<Message>)>,
     /// When to look again whether Acks wait for a store that is unreachable.
     next_hold: Instant,
     /// Whether a MULTI was refused, so that the commands behind it are refused too.
@@ -70,6 +73,7 @@ pub(super) struct Completed {
 
 enum CompletedCommand {
     Delivery(DeliveryReply),
+    Get(Result<Vec<MessageState>, Refusal>),
     Status(Result<Bytes, Refusal>),
 }
 
@@ -77,6 +81,7 @@ impl Completion for Completed {
     fn refusal(&self) -> Option<&Refusal> {
         match &self.result {
             CompletedCommand::Delivery(reply) => reply.refusal(),
+            CompletedCommand::Get(states) => states.as_ref().err(),
             CompletedCommand::Status(status) => status.as_ref().err(),
         }
     }
@@ -103,6 +108,7 @@ impl Session<Resp> {
             parser,
             replies: Replies::default(),
             deliveries: Deliveries::default(),
+            gets: VecDeque::new(),
             refuses_transaction: false,
             messages: Vec::new(),
             next_hold: shared.clock.now(),
@@ -135,6 +141,7 @@ impl Session<Resp> {
         }
         let (_, bytes) = self.protocol.replies.waiting();
         self.stream.charge_also(bytes);
+        self.begin_gets();
     }
 
     /// Ends the connection, because its bytes are not commands. The error follows all other replies.
@@ -228,7 +235,13 @@ impl ClientProtocol for Resp {
             CompletedCommand::Status(Ok(json)) => {
                 session.complete(completed.number, |out| reply::bulk(out, &json));
             }
-            CompletedCommand::Status(Err(refusal)) => {
+            CompletedCommand::Get(Ok(states)) => session.complete(completed.number, |out| {
+                reply::array(out, states.len());
+                for state in states {
+                    reply::state(out, state);
+                }
+            }),
+            CompletedCommand::Get(Err(refusal)) | CompletedCommand::Status(Err(refusal)) => {
                 session.shared.metrics.refusals.of(refusal.reason).inc();
                 session.complete(completed.number, |out| reply::refusal(out, &refusal));
             }

@@ -41,6 +41,11 @@ impl Replies {
         (self.waiting.len(), self.bytes)
     }
 
+    /// Returns the number of the first reply that waits, or of the next one if none waits.
+    pub(super) fn first(&self) -> u64 {
+        self.first
+    }
+
     /// Returns the number of the next reply.
     pub(super) fn next(&self) -> u64 {
         self.first + self.waiting.len() as u64

@@ -2,7 +2,7 @@
 
 use bytes::{BufMut, BytesMut};
 
-use crate::core::{Delivery, Message, Promise, Refusal};
+use crate::core::{Delivery, Message, MessageState, Promise, Refusal};
 
 /// The version of the Redis protocol that a connection speaks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -79,6 +79,19 @@ pub(super) fn message(out: &mut BytesMut, message: Message) {
             out.put_slice(b"\r\n");
         }
     }
+}
+
+/// Writes the state of a message: its name, deadline, remaining time and attempt, which are 0 unless it is in flight.
+pub(super) fn state(out: &mut BytesMut, state: MessageState) {
+    let (deadline, remaining_ms, attempt) = match state {
+        MessageState::InFlight { deadline, remaining_ms, attempt } => (deadline.0, remaining_ms, attempt),
+        MessageState::Late | MessageState::Unknown => (0, 0, 0),
+    };
+    array(out, 4);
+    bulk(out, state.as_str().as_bytes());
+    integer(out, deadline);
+    integer(out, remaining_ms.into());
+    integer(out, attempt.into());
 }
 
 /// Writes a batch: its id, delivery count, messages, attempts, age, the counts of its tick, and its flags.

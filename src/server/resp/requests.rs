@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::{Buf, BytesMut};
+use futures_util::FutureExt;
 
 use super::connection::{Action, Figures, unknown_command};
 use super::deliveries::DeliveryCommand;
 use super::greeting::{Greeted, is_http};
 use super::{Completed, CompletedCommand, Resp, encode_answer, reply};
-use crate::core::{Operation, Refusal, RequestBatch, Submitted};
+use crate::core::{Message, Operation, Refusal, RequestBatch, Submitted};
 use crate::protocol::resp::command::{Arguments, Command, Usage};
 use crate::server::pending_requests::Weight;
 use crate::server::requests::{BATCH, MAX_KEPT_BY_A_THREAD, MAX_MESSAGES};
@@ -72,7 +73,9 @@ impl Session<Resp> {
             Ok(command) => {
                 self.submit_batch(batch, now);
                 self.shared.metrics.resp_commands.of(usage.name).inc();
-                if let Err(refusal) = self.begin_command(command) {
+                if command == Command::Get {
+                    self.begin_get(mem::take(&mut messages));
+                } else if let Err(refusal) = self.begin_command(command) {
                     self.refuse(&refusal);
                 }
             }
@@ -88,7 +91,7 @@ impl Session<Resp> {
         }
     }
 
-    fn push(&mut self, operation: Operation, messages: &[crate::core::Message], batch: &mut RequestBatch) {
+    fn push(&mut self, operation: Operation, messages: &[Message], batch: &mut RequestBatch) {
         let operation = operation.with_default_timeout(self.shared.rings.wheel().slots());
         let number = self.protocol.replies.next() + batch.requests.len() as u64;
         match messages {
@@ -127,9 +130,34 @@ impl Session<Resp> {
         batch.clear(MAX_KEPT_BY_A_THREAD);
     }
 
+    /// Begins an AW.GET once all commands before it are answered, so that it sees what they did.
+    fn begin_get(&mut self, messages: Vec<Message>) {
+        let number = self.protocol.replies.wait();
+        self.protocol.gets.push_back((number, messages));
+        self.begin_gets();
+    }
+
+    /// Begins the AW.GET whose reply is the next one, if there is one.
+    pub(super) fn begin_gets(&mut self) {
+        let first = self.protocol.replies.first();
+        if self.protocol.gets.front().is_none_or(|(number, _)| *number != first) {
+            return;
+        }
+        let Some((number, messages)) = self.protocol.gets.pop_front() else { return };
+        let (rings, now, count) = (self.shared.rings.clone(), self.shared.clock.now(), messages.len());
+        let mut get = Box::pin(async move {
+            Completed { number, result: CompletedCommand::Get(rings.get(messages, now).await) }
+        });
+        // A store in memory answers at once, before the next command changes something.
+        match (&mut get).now_or_never() {
+            Some(completed) => Resp::answer(self, completed),
+            None => self.pending.push(Weight::Other(count), get),
+        }
+    }
+
     fn begin_command(&mut self, command: Command) -> Result<(), Refusal> {
         let command = match command {
-            Command::Requests(_) => unreachable!("they are in a request batch"),
+            Command::Requests(_) | Command::Get => unreachable!("they are begun elsewhere"),
             Command::Status => {
                 let (number, admission) = (self.protocol.replies.wait(), Arc::clone(&self.protocol.admission));
                 self.pending.push(Weight::Other(0), async move {
