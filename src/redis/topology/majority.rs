@@ -21,6 +21,10 @@ pub(crate) type Slot = u16;
 /// Number of hash slots of a Cluster.
 pub(crate) const SLOTS: Slot = 16_384;
 
+/// The maximum number of nodes that other nodes may report. Each of them is asked, and gets the password of Redis. Redis
+/// recommends at most 1,000 nodes in a Cluster.
+pub(crate) const MAX_NODES: usize = 1_000;
+
 /// The maximum time for which a confirmation is valid.
 pub(crate) const LONGEST: Duration = Duration::from_secs(2);
 
@@ -101,7 +105,7 @@ impl Views {
 
     /// Returns the nodes that are asked too because other nodes report them, by address. In a Cluster, one report is
     /// enough. A Sentinel must be reported by a majority of the Sentinels that `--store` names. Otherwise one of them
-    /// could add voters of its own.
+    /// could add voters of its own. At most [`MAX_NODES`] are asked, whatever several nodes report.
     pub(crate) fn known(&self) -> BTreeMap<String, Endpoint> {
         let mut known: BTreeMap<String, (Endpoint, usize)> = BTreeMap::new();
         for view in self.by_node.values().filter(|view| self.is_named(view)) {
@@ -114,6 +118,7 @@ impl Views {
         known
             .into_iter()
             .filter(|(_, (_, reports))| is_believed(*reports))
+            .take(MAX_NODES)
             .map(|(at, (one, _))| (at, one))
             .collect()
     }
@@ -442,6 +447,17 @@ mod tests {
                 assert!(found.is_followed_by(&next) && !next.is_followed_by(&found), "{lie} of {liar}");
             }
         }
+    }
+
+    #[test]
+    fn the_nodes_that_many_views_report_together_are_limited() {
+        let knows = |from: u16| (from..from + 900).map(|port| primary(port, 0).endpoint).collect();
+        let reports = |id, first| from(id, View { knows: knows(first), ..view(Instant::now(), primary(1, 3)) });
+        let mut views = Views::default();
+        views.put(reports('a', 1_000));
+        assert_eq!(views.known().len(), 900);
+        views.put(reports('b', 5_000));
+        assert_eq!(views.known().len(), MAX_NODES);
     }
 
     #[test]
