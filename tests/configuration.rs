@@ -226,6 +226,44 @@ fn a_file_with_an_unknown_key_or_a_wrong_value_is_refused_by_name() {
 }
 
 #[test]
+fn a_url_in_a_wrong_place_is_not_shown() {
+    const URL: &str = "redis://me:secret@host:6379/0";
+    let folder = tempfile::tempdir().unwrap();
+    for (key, words) in [
+        ("rings", &["--rings"][..]),
+        ("tick", &["--tick"]),
+        ("storm-share", &["--storm-share"]),
+        ("never-lead", &["--never-lead"]),
+        ("log-format", &["--log-format"]),
+        ("listen", &["--listen"]),
+        ("admin", &["--admin"]),
+        ("admin-host", &["--admin-host"]),
+        ("namespace", &["--namespace"]),
+        ("log", &["--log"]),
+        ("token-file", &["--token-file"]),
+        ("state", &["--state"]),
+    ] {
+        let flag = format!("--{key}");
+        let variable = format!("ACKWHEEL_{}", key.replace('-', "_").to_uppercase());
+        let file = file_with(&folder, &format!("{key} = \"{URL}\"\n"));
+        let serve = || program(&["serve", "--check-config", "--store", "redis://127.0.0.1:1"]);
+        let of_file = Run::of(serve().arg("--config").arg(&file));
+        for run in [Run::of(serve().args([&flag, URL])), Run::of(serve().env(variable, URL))] {
+            assert_names(run.error(64), words);
+            assert!(!run.stderr.contains("secret"), "{}", run.stderr);
+        }
+        assert_names(of_file.error(64), &[key]);
+        assert!(!of_file.stderr.contains("secret"), "{}", of_file.stderr);
+    }
+    for words in [&["serve", URL][..], &[URL], &["serve", "--redis://me:secret@host"], &["add", URL]] {
+        let run = Run::of(&mut program(words));
+        assert!(!run.error(64).contains("secret"), "{}", run.stderr);
+    }
+    let key = file_with(&folder, &format!("\"{URL}\" = 1\n"));
+    assert!(!check(&["--config", key.to_str().unwrap()]).error(64).contains("secret"));
+}
+
+#[test]
 fn an_error_tells_where_a_setting_stands_that_is_not_on_the_command_line() {
     const IN_ENVIRONMENT: &str = "--slots stands in the environment, as ACKWHEEL_SLOTS\n";
     for wrong in ["some", "", "0"] {

@@ -152,15 +152,19 @@ fn endless(first: &'static [u8], more: &'static [u8]) -> u16 {
 #[test]
 fn a_reply_without_end_is_reported_and_takes_no_memory() {
     const CHUNK: &[u8] = &[b'x'; 65_536];
-    for first in ["$2000000000\r\n", "+", "*2000000000\r\n:1\r\n", "*1\r\n$20000000\r\n"] {
+    for (first, words) in [
+        ("$2000000000\r\n", "exceeds the limit of 32 MiB"),
+        ("*2000000000\r\n:1\r\n", "exceeds the limit of 32 MiB"),
+        ("*1\r\n$20000000\r\n", "Redis cannot be reached"),
+        ("+", "longer than 65536 bytes"),
+        ("+x\n$-1\r", "longer than 65536 bytes"),
+        ("$00000000000000000000000000000000000000009999999999\r\n", "longer than 32 bytes"),
+        ("$ 9999999999\r\n", "has a wrong length"),
+        ("!-1\r\n", "has a wrong length"),
+    ] {
         let port = endless(first.as_bytes(), CHUNK);
         let mut process = Process::spawn(&mut serve_at(&format!("redis://127.0.0.1:{port}/"), "only", &[]));
         let log = Log::of(process.stderr());
-        let words = if first.ends_with("20000000\r\n") {
-            "Redis cannot be reached"
-        } else {
-            "exceeds the limit of 32 MiB"
-        };
         assert!(log.line(words).is_some(), "{first:?}: {}", log.text());
         let status = fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap();
         let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();

@@ -374,6 +374,11 @@ fn the_state_is_for_its_user_only_and_no_symbolic_link_redirects_it() {
         assert_names(Run::of(command.arg(&state)).error(1), &["is a symbolic link: remove it", "--state"]);
         assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
     }
+    let (linked, state) = folder();
+    fs::write(linked.path().join("victim"), "precious").unwrap();
+    symlink(linked.path().join("victim"), &state).unwrap();
+    let mut command = program(&["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--state"]);
+    assert_names(Run::of(command.arg(&state)).error(1), &["cannot read the state file", "it is a symbolic link"]);
     let (_folder, state) = folder();
     let mut sidecar = start(&state, &[]);
     sidecar.connect().ask(&frames::add(&[1], 12, 1)).added();

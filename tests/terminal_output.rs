@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::thread::JoinHandle;
 
 use serde_json::{Value, json};
 
@@ -28,17 +29,25 @@ fn drawn(status: &Value, flags: &[&str]) -> String {
 
 /// A run of `status` that is answered so.
 fn told(code: &str, body: &str, flags: &[&str]) -> Run {
+    let (address, answering) = answer(code, body, 1);
+    let run = Run::of(program(&["status", "--admin", &address]).args(flags));
+    answering.join().unwrap();
+    run
+}
+
+/// A server that gives this answer to so many requests: its address, and its thread.
+fn answer(code: &str, body: &str, requests: usize) -> (String, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let answer = format!("HTTP/1.1 {code}\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}", body.len());
     let answering = std::thread::spawn(move || {
-        let (mut stream, _) = listener.accept().unwrap();
-        let _ = stream.read(&mut [0; 4_096]).unwrap();
-        stream.write_all(answer.as_bytes()).unwrap();
+        for stream in listener.incoming().take(requests) {
+            let mut stream = stream.unwrap();
+            let _ = stream.read(&mut [0; 4_096]).unwrap();
+            stream.write_all(answer.as_bytes()).unwrap();
+        }
     });
-    let run = Run::of(program(&["status", "--admin", &address]).args(flags));
-    answering.join().unwrap();
-    run
+    (address, answering)
 }
 
 /// A ring as a sidecar of a later version may show it: with a key that this one does not know.
@@ -124,6 +133,24 @@ fn a_storm_is_in_the_status_while_it_is_among_the_last_ticks() {
 fn a_refusal_commands_no_terminal() {
     let run = told("503 Service Unavailable", "no store\n\u{1b}[2J\u{9b}2Jand\r\u{7}more\n", &[]);
     assert_names(run.error(1), &["answers 503 Service Unavailable: no store\n?[2J?2Jand??more\n"]);
+}
+
+#[test]
+fn the_json_of_a_server_that_lies_commands_no_terminal() {
+    let hostile = "x\u{7f}\u{9b}2J\u{85}\u{202e}\u{2066}y";
+    let mut lie = status(&[ring(0, &[1])]);
+    lie["groups"][0]["group"] = json!(hostile);
+    let told = told("200 OK", &format!("\r{lie}"), &["--json"]);
+    let text = told.output();
+    let is_dangerous = |one: char| (one.is_control() && one != '\n') || ('\u{202a}'..='\u{2069}').contains(&one);
+    assert!(!text.contains(is_dangerous), "{text:?}");
+    assert_names(text, &["x\\u007f\\u009b2J\\u0085\\u202e\\u2066y"]);
+    assert_eq!(serde_json::from_str::<Value>(text).unwrap(), lie, "the JSON has the same meaning");
+
+    let (admin, answering) = answer("503 Service Unavailable", hostile, 2);
+    let run = Run::of(&mut program(&["check", "--json", "--addr", "127.0.0.1:1", "--admin", &admin]));
+    answering.join().unwrap();
+    assert!(!run.stdout.contains(is_dangerous) && run.stdout.contains("\\u009b2J"), "{run:?}");
 }
 
 /// A server that lies: its Welcome has this name, and it refuses every request but Ping with this text.

@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::Failure;
 use super::connect::{Connect, DEFAULT_ADDRESS, DEFAULT_ADMIN, admin};
-use super::text::{escaped, whole};
+use super::text::{escaped, escaped_json, whole};
 use crate::bench::{self, BenchError, BenchOptions, Latency, Op, Progress, Report};
 
 /// The number of steps of the progress bar.
@@ -70,7 +70,8 @@ impl Bench {
         }
         let mut out = stdout().lock();
         if self.json {
-            serde_json::to_writer(&mut out, &report).map_err(io::Error::from)?;
+            let json = serde_json::to_string(&report).map_err(io::Error::from)?;
+            write!(out, "{}", escaped_json(&json))?;
         } else {
             draw(&mut out, &report)?;
         }

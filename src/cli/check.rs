@@ -12,7 +12,7 @@ use ureq::http::StatusCode;
 use self::findings::{Finding, Level, findings};
 use self::resp_login::resp_login;
 use super::connect::{Connect, DEFAULT_ADMIN, admin, patience};
-use super::text::plain;
+use super::text::{escaped_json, plain};
 use super::{Failure, block_on};
 use crate::admin::status::StatusReport;
 use crate::bench;
@@ -57,7 +57,7 @@ impl Check {
         let mut out = stdout().lock();
         if self.json {
             let json = serde_json::to_string_pretty(&found).expect("findings can be written");
-            writeln!(out, "{json}")?;
+            writeln!(out, "{}", escaped_json(&json))?;
         } else {
             for Finding { level, subject, text, remedy } in &found {
                 let separator = if remedy.is_empty() { "" } else { "; " };

@@ -50,6 +50,9 @@ First steps, in three terminals:
 
 Exit codes: 0, 1 for a failure at run time, 64 for a wrong command line or configuration.";
 
+/// Stands in place of a value that contains a URL.
+const HIDDEN: &str = "(not shown, because it contains a URL)";
+
 #[derive(Debug, Subcommand)]
 enum Verb {
     Serve(Box<serve::Serve>),
@@ -117,15 +120,50 @@ impl From<std::io::Error> for Failure {
 pub fn parse() -> Result<Cli, ExitCode> {
     Cli::try_parse().map_err(|mut error| {
         name_right_flag(&mut error);
-        // `print` writes help to stdout and errors to stderr. A failure to print cannot be reported anywhere, so it is
-        // ignored.
-        let _ = error.print();
-        if matches!(error.kind(), ErrorKind::InvalidValue | ErrorKind::ValueValidation) {
-            let sources = setting_sources::of_flags_in(&error.to_string(), None);
-            let _ = if sources.is_empty() { Ok(()) } else { writeln!(stderr(), "{sources}") };
-        }
-        if error.use_stderr() { ExitCode::from(EXIT_USAGE) } else { ExitCode::SUCCESS }
+        let sources = if matches!(error.kind(), ErrorKind::InvalidValue | ErrorKind::ValueValidation) {
+            setting_sources::of_flags_in(&error.to_string(), None)
+        } else {
+            String::new()
+        };
+        let exit_code = if error.use_stderr() { ExitCode::from(EXIT_USAGE) } else { ExitCode::SUCCESS };
+        print_without_urls(error);
+        let _ = if sources.is_empty() { Ok(()) } else { writeln!(stderr(), "{sources}") };
+        exit_code
     })
+}
+
+/// Returns whether a value contains a URL with a password, perhaps. A web address without a user has none.
+fn may_have_password(text: &str) -> bool {
+    let is_web = text.starts_with("http://") || text.starts_with("https://");
+    text.contains("://") && (!is_web || text.contains('@'))
+}
+
+/// Prints the error without the values that contain a URL, because a URL may contain a password.
+fn print_without_urls(mut error: clap::Error) {
+    let texts = |value: &ContextValue| match value {
+        ContextValue::String(text) => vec![text.clone()],
+        ContextValue::Strings(texts) => texts.clone(),
+        _ => Vec::new(),
+    };
+    let values: Vec<_> = error.context().map(|(kind, value)| (kind, texts(value))).collect();
+    let mut urls: Vec<String> = Vec::new();
+    for (kind, texts) in values {
+        let of_kind: Vec<String> = texts.into_iter().filter(|text| may_have_password(text)).collect();
+        if !of_kind.is_empty() {
+            error.insert(kind, ContextValue::String(String::from(HIDDEN)));
+            urls.extend(of_kind);
+        }
+    }
+    // The cause may quote the value too.
+    let text = error.to_string();
+    // A failure to print cannot be reported anywhere, so it is ignored.
+    let _ = if urls.iter().any(|url| text.contains(url)) {
+        let shown = urls.iter().fold(text, |text, url| text.replace(url, HIDDEN));
+        write!(stderr(), "{shown}")
+    } else {
+        // This writes help to stdout and errors to stderr.
+        error.print()
+    };
 }
 
 /// Adds a tip with the right flag or verb to the error, if the verb does not take an address or a flag of `consume`.

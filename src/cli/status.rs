@@ -13,7 +13,7 @@ use clap::Args;
 use tokio::task::spawn_blocking;
 
 use super::admin_address::AdminAddress;
-use super::text::{COLUMNS, fitted, padded, span, span_of_seconds, whole};
+use super::text::{COLUMNS, escaped_json, fitted, padded, span, span_of_seconds, whole};
 use super::{Failure, block_on};
 use crate::admin::status::{GroupReport, RatesReport, StatusReport};
 use crate::core::{RingStatus, Tick, TickReport};
@@ -112,7 +112,7 @@ impl Status {
     /// Asks for the status, and returns it as it is printed.
     fn shown(&self) -> Result<String, Failure> {
         let (report, text) = self.admin.report()?;
-        if self.json { Ok(text) } else { draw(&report, self.ring) }
+        if self.json { Ok(escaped_json(&text)) } else { draw(&report, self.ring) }
     }
 }
 

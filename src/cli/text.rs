@@ -40,6 +40,22 @@ pub(super) fn plain(character: char) -> char {
     if character.is_control() || turns_text { '?' } else { character }
 }
 
+/// Makes JSON of a server fit for a terminal. In its strings, escapes stand in place of DEL, C1 control characters and
+/// characters that change the direction of the text. JSON has C0 control characters only as white space between values:
+/// a line end stays, and a space replaces each other one.
+pub(super) fn escaped_json(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    for one in json.chars() {
+        match one {
+            '\n' => text.push(one),
+            '\0'..' ' => text.push(' '),
+            one if plain(one) != one => text.push_str(&format!("\\u{:04x}", u32::from(one))),
+            one => text.push(one),
+        }
+    }
+    text
+}
+
 /// Makes a text that may contain words of a server fit for a terminal: it stays on one line and controls nothing.
 pub(super) fn escaped(text: &str) -> String {
     text.chars().map(plain).collect()

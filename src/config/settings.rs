@@ -79,6 +79,7 @@ macro_rules! settings {
 
             /// Fills in the defaults and checks the ranges.
             pub(super) fn values(&self) -> Result<Values, ConfigError> {
+                $(refuse_url(stringify!($name), self.$name.as_ref())?;)+
                 Ok(Values {
                     $($name: settings!(
                         @value $name, self.$name.clone() $(, $default $(, $range $(, $choice)?)?)?
@@ -260,7 +261,7 @@ fn wrong_line(path: &Path, text: &str, error: &toml::de::Error) -> ConfigError {
     let key = text.lines().nth(number).and_then(|line| line.split_once('=')).map_or("", |(key, _)| key.trim());
     let is_key = !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-');
     let named = if is_key { format!(" ({key})") } else { String::new() };
-    let message = error.message().trim_end();
+    let message = without_url(error.message().trim_end());
     let with_dashes = key.replace('_', "-");
     let hint = if message.ends_with("expected a duration") {
         String::from(", in quotes and with its unit, such as \"15s\" or \"500ms\"")
@@ -274,6 +275,25 @@ fn wrong_line(path: &Path, text: &str, error: &toml::de::Error) -> ConfigError {
         path.display(),
         number + 1,
     ))
+}
+
+/// Refuses a URL as the value of a setting that is no URL, and does not show it: a URL may contain a password. A name may
+/// contain one.
+fn refuse_url(name: &str, value: Option<&impl Debug>) -> Result<(), ConfigError> {
+    let is_url = value.is_some_and(|value| format!("{value:?}").contains("://"));
+    if !is_url || ["store", "name"].contains(&name) {
+        return Ok(());
+    }
+    let flag = name.replace('_', "-");
+    Err(ConfigError(format!(
+        "--{flag} has a URL as its value (not shown): only --store takes one; correct --{flag}"
+    )))
+}
+
+/// Returns a text that may quote a wrong value. If the value contains a URL, returns another text, because a URL may
+/// contain a password.
+fn without_url(text: &str) -> &str {
+    if text.contains("://") { "a value is wrong (not shown, because it contains a URL)" } else { text }
 }
 
 const fn seconds(seconds: u64) -> Duration {

@@ -70,7 +70,8 @@ impl Access {
     ///
     /// # Errors
     ///
-    /// If the token is missing or wrong, or if the address of the peer sent too many wrong tokens.
+    /// If the token is missing or wrong. Also if the token is easy to guess, and the address of the peer sent too many
+    /// wrong tokens.
     pub(super) fn admit(
         &self,
         token: &[u8],
@@ -91,10 +92,15 @@ impl Access {
             Peer::Tcp(address) if certificate_name.is_none() => Some(address),
             _ => None,
         };
-        if let Some(wait) = throttled.and_then(|address| self.throttle.lock().wait(address, now)) {
+        let tokens = tokens.current();
+        let found = tokens.value.find(token);
+        // A strong token cannot be guessed. So wrong tokens of other clients at the same address cannot lock it out.
+        if !found.is_some_and(|token| !token.is_weak)
+            && let Some(wait) = throttled.and_then(|address| self.throttle.lock().wait(address, now))
+        {
             return Err(too_many_attempts(wait));
         }
-        if let Some(token) = tokens.current().value.find(token) {
+        if let Some(token) = found {
             return Ok(self.grant(Some(Arc::clone(&token.name)), token.rights));
         }
         if let Some(address) = throttled {
@@ -201,7 +207,7 @@ mod tests {
     #[test]
     fn wrong_tokens_are_throttled_except_over_a_unix_socket_and_with_a_certificate() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        fs::write(file.path(), "right").unwrap();
+        fs::write(file.path(), "right\nstrong:0123456789abcdefghij").unwrap();
         let (access, now) = (Access::new(Some(file.path().to_owned())).unwrap(), Instant::now());
         let reason =
             |token: &[u8], peer, certificate| access.admit(token, peer, certificate, now).map_err(|e| e.reason);
@@ -212,7 +218,8 @@ mod tests {
         }
         let refused: Vec<Reason> = (0..200).map(|_| reason(b"wrong", PEER, None).unwrap_err()).collect();
         assert_eq!(refused.iter().filter(|reason| **reason == Reason::Unauthorized).count(), 100);
-        assert_eq!(reason(b"right", PEER, None).unwrap_err(), Reason::TooManyAttempts);
+        assert_eq!(reason(b"right", PEER, None).unwrap_err(), Reason::TooManyAttempts, "it is easy to guess");
+        assert!(reason(b"0123456789abcdefghij", PEER, None).is_ok(), "others cannot lock out a strong token");
         assert!(reason(b"right", PEER, Some("node")).is_ok() && reason(b"right", Peer::Unix, None).is_ok());
     }
 

@@ -293,7 +293,16 @@ impl BufferedStream {
         self.unprocessed_input.set();
         SCRATCH.with_borrow_mut(|scratch| {
             scratch.resize(READ_SIZE, 0);
-            let mut buffer = ReadBuf::new(scratch);
+            let longest = self.codec.longest_frame();
+            // Before Hello, frames are short. Then the input never takes more memory than one frame.
+            let most = if longest < READ_SIZE {
+                let room = longest.saturating_sub(self.input.bytes.len()).max(1);
+                self.input.bytes.reserve(room);
+                room
+            } else {
+                READ_SIZE
+            };
+            let mut buffer = ReadBuf::new(&mut scratch[..most]);
             if Pin::new(&mut self.stream).poll_read(context, &mut buffer)?.is_pending() {
                 self.unprocessed_input.clear();
                 return Poll::Pending;
@@ -311,6 +320,7 @@ impl BufferedStream {
     /// stream too, but at most [`LINGER_BYTES`]: closing a socket with unread bytes would discard the bytes that were
     /// written last. `unanswered` is the token of a connection whose last answers are not written yet.
     pub(super) async fn close(mut self, unanswered: TaskTrackerToken) {
+        self.input = Buffer::default();
         while !self.is_flushed() && !self.write_failed {
             if !matches!(self.read_or_write(false).await, Ok(IoEvent::Written | IoEvent::WriteFailed)) {
                 return;
@@ -320,6 +330,8 @@ impl BufferedStream {
             return;
         }
         drop(unanswered);
+        self.output = Buffer::default();
+        self.charge();
         let mut dropped = 0;
         let mut scratch = vec![0; 4096];
         while dropped < LINGER_BYTES
@@ -339,6 +351,46 @@ mod tests {
     use super::*;
     use crate::protocol::frame::{Body, Frame, MAX_GREETING_LENGTH};
     use crate::server::memory_budget::MemoryBudget;
+
+    fn stream_of(ours: UnixStream, max_frame_length: u32, budget: &Arc<MemoryBudget>) -> BufferedStream {
+        let (stream, codec) = (Either::Left(Either::Right(ours)), Codec::new(max_frame_length));
+        BufferedStream::new(stream, UnprocessedInput::default(), codec, 1_024, budget.open())
+    }
+
+    #[tokio::test]
+    async fn the_input_before_hello_takes_the_memory_of_one_frame() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let budget = Arc::new(MemoryBudget::new(usize::MAX));
+        let mut stream = stream_of(ours, MAX_GREETING_LENGTH, &budget);
+        let (mut read, most) = (0, 4 + MAX_GREETING_LENGTH as usize);
+        for part in [3_000, 1_099, 20_000] {
+            theirs.write_all(&vec![0; part]).await.unwrap();
+            let IoEvent::Read(count) = stream.read_or_write(true).await.unwrap() else {
+                panic!("nothing was read")
+            };
+            read += count;
+            assert_eq!((read, stream.input.allocated()), ((3_000 + 1_099).min(read).max(read.min(most)), most));
+        }
+        assert_eq!(read, most);
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_closes_keeps_no_buffers_while_the_peer_stays() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let budget = Arc::new(MemoryBudget::new(usize::MAX));
+        let mut stream = stream_of(ours, 1024 * 1024, &budget);
+        theirs.write_all(&[0; 20_000]).await.unwrap();
+        assert_eq!(stream.read_or_write(true).await.unwrap(), IoEvent::Read(20_000));
+        let ping = Frame::new(0, Body::Ping(vec![0; 60]));
+        stream.write(|codec, out| codec.encode_frame(&ping, out));
+        assert!(budget.charged() >= 20_000);
+        let mut closing = Box::pin(stream.close(tokio_util::task::TaskTracker::new().token()));
+        assert!(closing.as_mut().now_or_never().is_none(), "the peer has not closed its side");
+        assert_eq!(budget.charged(), 0);
+        let mut last = Vec::new();
+        theirs.read_to_end(&mut last).await.unwrap();
+        assert!(last.len() > 60, "the last frame is written");
+    }
 
     #[tokio::test]
     async fn input_counts_as_unprocessed_from_a_read_or_write_until_nothing_is_left_to_read() {

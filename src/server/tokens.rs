@@ -84,6 +84,8 @@ pub(super) struct Token {
     line: usize,
     pub(super) name: Arc<str>,
     pub(super) rights: Rights,
+    /// Whether the token is easy to guess.
+    pub(super) is_weak: bool,
 }
 
 impl Tokens {
@@ -132,7 +134,7 @@ impl Tokens {
 
     /// Returns a warning for each token that is easy to guess.
     pub(super) fn weak(&self) -> impl Iterator<Item = String> {
-        self.tokens.iter().filter(|token| token.is_weak()).map(|token| {
+        self.tokens.iter().filter(|token| token.is_weak).map(|token| {
             format!(
                 "--token-file: the token {} on line {} of {} is easy to guess: use at least {SHORTEST_STRONG} random bytes, \
                  such as those of: head -c 24 /dev/urandom | base64",
@@ -178,15 +180,16 @@ impl Token {
         if rights == Rights(0) {
             rights = Rights::ALL;
         }
-        Ok(Token { secret: line.token.to_vec(), line: line.number, name: Arc::from(name), rights })
+        let (secret, is_weak) = (line.token.to_vec(), is_weak(line.token));
+        Ok(Token { secret, line: line.number, name: Arc::from(name), rights, is_weak })
     }
+}
 
-    fn is_weak(&self) -> bool {
-        let mut distinct = self.secret.clone();
-        distinct.sort_unstable();
-        distinct.dedup();
-        self.secret.len() < SHORTEST_STRONG || distinct.len() < FEWEST_DISTINCT
-    }
+fn is_weak(secret: &[u8]) -> bool {
+    let mut distinct = secret.to_vec();
+    distinct.sort_unstable();
+    distinct.dedup();
+    secret.len() < SHORTEST_STRONG || distinct.len() < FEWEST_DISTINCT
 }
 
 fn legal_name(name: &[u8]) -> Option<&str> {

@@ -11,7 +11,7 @@
 //!   By this flag the next sidecar sees whether the previous one drained.
 
 use std::fs::{self, File, TryLockError};
-use std::io::{self, BufWriter, ErrorKind, Seek, SeekFrom, Write};
+use std::io::{self, BufWriter, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -23,7 +23,7 @@ use rustix::io::{Errno, retry_on_intr};
 use serde::Serialize;
 use tracing::warn;
 
-use super::private_file::{OTHERS, beside, open_beside};
+use super::private_file::{OTHERS, beside, open_beside, open_own};
 use super::saved::Saved;
 use crate::core::Wheel;
 
@@ -131,15 +131,20 @@ impl StateFile {
 
     /// Reads the state file. If there is none, checks that a file can be written there.
     pub(in crate::memory) fn load(&self, wheel: Wheel) -> Result<Option<Saved>, StateError> {
-        let bytes = match fs::read(&self.path) {
-            Ok(bytes) => bytes,
+        let mut bytes = Vec::new();
+        let opened = open_own(&self.path).and_then(|mut file| {
+            file.read_to_end(&mut bytes)?;
+            file.metadata()
+        });
+        let metadata = match opened {
+            Ok(metadata) => metadata,
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 let written = open_beside(&self.path, NEW).and_then(|_| fs::remove_file(beside(&self.path, NEW)));
                 return written.map(|()| None).map_err(|cause| self.error("write", cause));
             }
             Err(cause) => return Err(self.error("read", cause)),
         };
-        if self.path.metadata().is_ok_and(|metadata| metadata.mode() & OTHERS != 0) {
+        if metadata.mode() & OTHERS != 0 {
             warn!(
                 path = %self.path.display(),
                 "other users can read or write the state file: the next one is for this user only; see that the folder \

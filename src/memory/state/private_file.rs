@@ -38,9 +38,57 @@ pub(super) fn open_beside(path: &Path, ending: &str) -> io::Result<File> {
     Ok(file)
 }
 
+/// Opens the state file for reading. Refuses a symbolic link, a pipe or device, and a file of another user. Otherwise
+/// another user of the folder could give the sidecar a state.
+pub(super) fn open_own(path: &Path) -> io::Result<File> {
+    let flags = OFlags::NONBLOCK | OFlags::NOFOLLOW;
+    let file = match OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path) {
+        Err(error) if error.raw_os_error() == Some(Errno::LOOP.raw_os_error()) => {
+            return Err(io::Error::other("it is a symbolic link"));
+        }
+        opened => opened?,
+    };
+    let metadata = file.metadata()?;
+    if !metadata.is_file() || metadata.uid() != geteuid().as_raw() {
+        return Err(io::Error::other("it is not a file of this user"));
+    }
+    Ok(file)
+}
+
 /// Returns the path of a file whose name is that of `path` with an ending.
 pub(super) fn beside(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(ending);
     PathBuf::from(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{chown, symlink};
+
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+    use super::*;
+
+    #[test]
+    fn only_a_regular_file_of_this_user_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let [own, link, pipe] = ["own", "link", "pipe"].map(|name| folder.path().join(name));
+        fs::write(&own, "state").unwrap();
+        symlink(&own, &link).unwrap();
+        mknodat(CWD, &pipe, FileType::Fifo, Mode::RWXU, 0).unwrap();
+        let why = |path: &Path| open_own(path).err().map(|error| error.to_string()).unwrap_or_default();
+        assert_eq!(
+            [&own, &link, &pipe].map(|path| why(path)),
+            ["", "it is a symbolic link", "it is not a file of this user"]
+        );
+        // Only root may give a file away. Another user finds a file of root.
+        let foreign = if geteuid().is_root() {
+            chown(&own, Some(1), None).map(|()| own).unwrap()
+        } else {
+            "/etc/passwd".into()
+        };
+        assert_eq!(why(&foreign), "it is not a file of this user");
+    }
 }

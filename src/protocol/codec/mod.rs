@@ -121,6 +121,11 @@ impl Codec {
         Codec { max_frame_length }
     }
 
+    /// Returns the number of bytes of the longest frame that the codec accepts.
+    pub(crate) const fn longest_frame(&self) -> usize {
+        LENGTH_LENGTH + self.max_frame_length as usize
+    }
+
     /// Removes the next frame from the received bytes and decodes it. Returns `None` if the frame is not complete yet.
     ///
     /// This function reserves no memory for the rest of an incomplete frame: the buffer grows only with the received

@@ -8,13 +8,17 @@ use std::time::{Duration, Instant};
 
 use redis::{ConnectionAddr, FromRedisValue, RedisError, RedisResult, Value};
 
-use crate::redis::connection::errors::Fault;
+use crate::redis::connection::errors::{Fault, FaultKind};
 use crate::redis::topology::endpoint::Endpoint;
-use crate::redis::topology::majority::{LONGEST, NodeEntry, SLOTS, Slot, View};
+use crate::redis::topology::majority::{LONGEST, MAX_NODES, NodeEntry, SLOTS, Slot, View};
 use crate::redis::topology::nodes::{Found, Node};
 
 /// The name of the Cluster setting that contains the failover timer.
 const NODE_TIMEOUT: &str = "cluster-node-timeout";
+
+/// The maximum length of the answer to CLUSTER NODES in bytes. The line of each node has about 150 bytes, and each range
+/// of slots at most 12 more.
+const MAX_ANSWER: usize = 1024 * 1024;
 
 /// Returns the slot of all keys with this hash tag, the text in braces.
 pub(crate) fn slot_of(tag: &str) -> Slot {
@@ -30,8 +34,8 @@ pub(crate) async fn ask(template: &Endpoint, node: &Node, asked_at: Instant) -> 
     let mut answers = node.ask(&commands).await.map_err(of_node)?.into_iter();
     let mut answer = || answers.next().expect("each command has an answer");
     let lines = answer().and_then(|value| Ok(String::from_redis_value(value)?)).map_err(of_node)?;
-    let entries: Vec<NodeEntry> =
-        lines.lines().filter_map(|line| parse_line(template, line, node.address())).collect();
+    let entries = parse(template, &lines, node.address())
+        .map_err(|why| Fault::new(FaultKind::Other, why).at(node.address()))?;
     let itself = entries.iter().find(|entry| entry.is_itself);
     Ok(View {
         address: node.address().to_string(),
@@ -40,9 +44,22 @@ pub(crate) async fn ask(template: &Endpoint, node: &Node, asked_at: Instant) -> 
         votes: itself.is_some_and(|entry| entry.votes),
         voters: entries.iter().filter(|entry| entry.votes).count(),
         good_for: node_timeout(answer()).map_or(LONGEST, |timeout| timeout.min(LONGEST)),
-        knows: entries.iter().map(|entry| entry.redis.endpoint.clone()).collect(),
+        // Replicas and other nodes without slots have no vote, so they are not asked.
+        knows: entries.iter().filter(|entry| entry.votes).map(|entry| entry.redis.endpoint.clone()).collect(),
         entries,
     })
+}
+
+/// Parses the answer to CLUSTER NODES. Returns an error if it is too long: the password is sent to each primary that it
+/// names.
+fn parse(template: &Endpoint, lines: &str, asked: &ConnectionAddr) -> Result<Vec<NodeEntry>, String> {
+    if lines.len() > MAX_ANSWER {
+        return Err(format!("reports its Cluster in more than {MAX_ANSWER} bytes, so its answer is refused"));
+    }
+    if lines.lines().nth(MAX_NODES).is_some() {
+        return Err(format!("reports more than {MAX_NODES} nodes of its Cluster, so its answer is refused"));
+    }
+    Ok(lines.lines().filter_map(|line| parse_line(template, line, asked)).collect())
 }
 
 /// Parses a line of CLUSTER NODES, which describes one node. `asked` is the address of the node that sent the line.
@@ -99,7 +116,20 @@ mod tests {
     fn parsed(lines: &[&str]) -> Vec<NodeEntry> {
         let template = Endpoint::new("redis://me:secret@unknown/".into_connection_info().unwrap());
         let asked = ConnectionAddr::Tcp("asked".to_owned(), 7_000);
-        lines.iter().filter_map(|line| parse_line(&template, line, &asked)).collect()
+        parse(&template, &lines.join("\n"), &asked).unwrap()
+    }
+
+    #[test]
+    fn an_answer_with_too_many_nodes_or_bytes_is_refused() {
+        let template = Endpoint::new("redis://me:secret@unknown/".into_connection_info().unwrap());
+        let asked = ConnectionAddr::Tcp("asked".to_owned(), 7_000);
+        let line = |port| format!("n{port} 10.0.0.1:{port}@1 master - 0 0 3 connected {port}\n");
+        let lines: String = (1..=1_000).map(line).collect();
+        assert_eq!(parse(&template, &lines, &asked).unwrap().len(), 1_000);
+        let error = parse(&template, &(lines + &line(1_001)), &asked).err().unwrap();
+        assert!(error.contains("more than 1000 nodes"), "{error}");
+        let long = line(1).replace(" 1\n", &" 1".repeat(MAX_ANSWER / 2));
+        assert!(parse(&template, &long, &asked).err().unwrap().contains("more than 1048576 bytes"));
     }
 
     /// Returns the address of the node that has a slot according to `lines`, and the config epoch of that node.

@@ -11,13 +11,14 @@ use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{AsyncConnectionConfig, Cmd, ConnectionAddr, Pipeline, RedisFuture, RedisResult, Value};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, UnixStream, lookup_host};
+use tokio::net::{TcpStream, UnixStream};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::redis::topology::endpoint::Endpoint;
+use crate::redis::topology::lookup;
 use crate::redis::topology::reply_limit::LimitedReplies;
 
 /// A connection. Clones share it. Once the last clone is dropped, it is closed, also if requests are not answered.
@@ -91,8 +92,9 @@ async fn connect(endpoint: &Endpoint, response_timeout: Option<Duration>) -> Red
 /// Connects to the first address of a host that accepts. The connection sends commands without delay and detects a dead
 /// peer.
 async fn connect_tcp(host: &str, port: u16) -> io::Result<TcpStream> {
+    let addresses = lookup::addresses(host).await?;
     let attempts: Vec<_> =
-        lookup_host((host, port)).await?.map(|address| Box::pin(TcpStream::connect(address))).collect();
+        addresses.into_iter().map(|address| Box::pin(TcpStream::connect((address, port)))).collect();
     if attempts.is_empty() {
         return Err(io::Error::new(io::ErrorKind::NotFound, "the name of the host has no address"));
     }

@@ -21,6 +21,10 @@ pub(crate) type Slot = u16;
 /// Number of hash slots of a Cluster.
 pub(crate) const SLOTS: Slot = 16_384;
 
+/// The maximum number of nodes that other nodes may report. Each of them is asked, and gets the password of Redis. Redis
+/// recommends at most 1,000 nodes in a Cluster.
+pub(crate) const MAX_NODES: usize = 1_000;
+
 /// The maximum time for which a confirmation is valid.
 pub(crate) const LONGEST: Duration = Duration::from_secs(2);
 
@@ -101,7 +105,7 @@ impl Views {
 
     /// Returns the nodes that are asked too because other nodes report them, by address. In a Cluster, one report is
     /// enough. A Sentinel must be reported by a majority of the Sentinels that `--store` names. Otherwise one of them
-    /// could add voters of its own.
+    /// could add voters of its own. At most [`MAX_NODES`] are asked, whatever several nodes report.
     pub(crate) fn known(&self) -> BTreeMap<String, Endpoint> {
         let mut known: BTreeMap<String, (Endpoint, usize)> = BTreeMap::new();
         for view in self.by_node.values().filter(|view| self.is_named(view)) {
@@ -114,6 +118,7 @@ impl Views {
         known
             .into_iter()
             .filter(|(_, (_, reports))| is_believed(*reports))
+            .take(MAX_NODES)
             .map(|(at, (one, _))| (at, one))
             .collect()
     }
@@ -153,13 +158,18 @@ impl Views {
         )
     }
 
-    /// Returns the Redis that a majority names for a slot.
+    /// Returns the Redis that a majority names for a slot. Its config epoch is the highest that a majority reports or
+    /// exceeds. Otherwise a single node could report an epoch that no other node confirms, and that no failover
+    /// reaches.
     pub(crate) fn majority(&self, slot: Slot) -> Option<Found> {
-        let by_majority = self.owners(slot).find(|found| {
+        self.owners(slot).find_map(|found| {
             let (naming, of) = self.votes(slot, |entry| entry.redis.is(found));
-            naming.len() > of / 2
-        });
-        by_majority.cloned()
+            let named = naming.iter().filter_map(|view| owner(&view.entries, slot));
+            let mut epochs: Vec<u64> = named.map(|entry| entry.redis.config_epoch).collect();
+            epochs.sort_unstable_by(|one, other| other.cmp(one));
+            let config_epoch = *epochs.get(of / 2)?;
+            Some(Found { config_epoch, ..found.clone() })
+        })
     }
 
     /// Returns the Redis with the highest config epoch that any view names for a slot: the result of the latest known
@@ -418,6 +428,36 @@ mod tests {
         let views = of(&["a", "b", "r"], vec![honest('a'), honest('b'), liar]);
         let asked: Vec<String> = views.known().into_keys().collect();
         assert_eq!(asked, ["10.0.0.1:2", "10.0.0.1:3"], "the list of one Sentinel adds no voter");
+    }
+
+    #[test]
+    fn the_epoch_of_one_sentinel_neither_ends_confirmations_nor_hides_a_failover() {
+        let start = Instant::now();
+        let says = |port, epoch| view(start, primary(port, epoch));
+        for lie in [0, 5, 9_000_000_000_000_000_000] {
+            for liar in 0..3 {
+                let with = |port, epoch| {
+                    let lies = |at| if at == liar { says(port, lie) } else { says(port, epoch) };
+                    views([lies(0), lies(1), lies(2)])
+                };
+                let found = with(1, 3).majority(0).unwrap();
+                assert_eq!((found.to_string().as_str(), found.config_epoch), ("10.0.0.1:1", 3), "{lie} of {liar}");
+                assert_eq!(with(1, 3).confirmed_until(&found, 0), Some(start + LONGEST), "{lie} of {liar}");
+                let next = with(2, 4).majority(0).unwrap();
+                assert!(found.is_followed_by(&next) && !next.is_followed_by(&found), "{lie} of {liar}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_nodes_that_many_views_report_together_are_limited() {
+        let knows = |from: u16| (from..from + 900).map(|port| primary(port, 0).endpoint).collect();
+        let reports = |id, first| from(id, View { knows: knows(first), ..view(Instant::now(), primary(1, 3)) });
+        let mut views = Views::default();
+        views.put(reports('a', 1_000));
+        assert_eq!(views.known().len(), 900);
+        views.put(reports('b', 5_000));
+        assert_eq!(views.known().len(), MAX_NODES);
     }
 
     #[test]

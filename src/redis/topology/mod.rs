@@ -3,6 +3,7 @@
 pub(crate) mod cluster;
 pub(crate) mod dial;
 pub(crate) mod endpoint;
+mod lookup;
 pub(crate) mod majority;
 pub(crate) mod nodes;
 mod reply_limit;

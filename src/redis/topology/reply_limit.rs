@@ -2,6 +2,9 @@
 //!
 //! The `redis` crate collects a whole reply before it returns it, and has no limit. This reader follows the framing of
 //! RESP while the bytes pass. It returns an error as soon as a length or the bytes themselves exceed the limit.
+//!
+//! The crate accepts more than RESP: white space around a length, and -1 as the length of an error. If both framings
+//! differed, a server could hide a long reply. So this reader refuses each line that is not exactly RESP.
 
 use std::io;
 use std::pin::Pin;
@@ -18,8 +21,12 @@ const COST_OF_ELEMENT: u64 = 64;
 /// The maximum number of arrays within each other.
 const MAX_DEPTH: usize = 32;
 
-/// The maximum length of a line that begins with a length.
+/// The maximum length of a line that contains a length, with its line end.
 const MAX_LENGTH_LINE: usize = 32;
+
+/// The maximum length of any other line. The `redis` crate scans an unfinished line again after each read, so a longer
+/// one would take much processor time.
+const MAX_LINE: usize = 64 * 1024;
 
 /// A stream whose replies are limited.
 pub(super) struct LimitedReplies<S> {
@@ -63,8 +70,12 @@ struct Reply {
     used: u64,
     /// For each array that has begun and not ended: the number of elements that are missing.
     open: Vec<u64>,
-    /// The beginning of the current line.
+    /// The beginning of the current line, at most [`MAX_LENGTH_LINE`] bytes.
     line: Vec<u8>,
+    /// The length of the current line so far.
+    line_length: usize,
+    /// Whether the last byte of the current line is CR. A line ends only at CR LF.
+    is_after_cr: bool,
     /// How many bytes of a string, with its line end, are missing.
     string: u64,
 }
@@ -82,12 +93,11 @@ impl Reply {
                 }
                 continue;
             }
-            let end = bytes.iter().position(|byte| *byte == b'\n');
-            let (line, rest) = bytes.split_at(end.map_or(bytes.len(), |end| end + 1));
+            let end = self.end_of_line(bytes);
+            let (line, rest) = bytes.split_at(end.unwrap_or(bytes.len()));
             bytes = rest;
             self.charge(line.len() as u64)?;
-            let room = MAX_LENGTH_LINE.saturating_sub(self.line.len()).min(line.len());
-            self.line.extend_from_slice(line.get(..room).unwrap_or_default());
+            self.add_to_line(line)?;
             if end.is_some() {
                 self.end_line()?;
             }
@@ -95,22 +105,48 @@ impl Reply {
         Ok(())
     }
 
+    /// Returns the position after the first CR LF. The CR may be the last byte of the previous read.
+    fn end_of_line(&self, bytes: &[u8]) -> Option<usize> {
+        let mut before = if self.is_after_cr { b'\r' } else { 0 };
+        let end = bytes.iter().position(|byte| std::mem::replace(&mut before, *byte) == b'\r' && *byte == b'\n');
+        end.map(|end| end + 1)
+    }
+
+    fn add_to_line(&mut self, bytes: &[u8]) -> Result<(), String> {
+        let room = MAX_LENGTH_LINE.saturating_sub(self.line.len()).min(bytes.len());
+        self.line.extend_from_slice(bytes.get(..room).unwrap_or_default());
+        self.line_length += bytes.len();
+        self.is_after_cr = bytes.last() == Some(&b'\r');
+        let most =
+            if self.line.first().is_some_and(|kind| has_length(*kind)) { MAX_LENGTH_LINE } else { MAX_LINE };
+        if self.line_length <= most {
+            return Ok(());
+        }
+        Err(format!("a line in a reply of the server is longer than {most} bytes: is it Redis?"))
+    }
+
     fn end_line(&mut self) -> Result<(), String> {
+        (self.line_length, self.is_after_cr) = (0, false);
         let line = std::mem::take(&mut self.line);
-        let (kind, rest) = line.split_first().unwrap_or((&b'+', &[]));
-        let number = std::str::from_utf8(rest).ok().and_then(|rest| rest.trim_end().parse::<i64>().ok());
-        // A length below 0 is a missing value. The parser of the `redis` crate reports other wrong lengths.
-        let number = number.and_then(|number| u64::try_from(number).ok());
-        match (kind, number) {
-            (b'$' | b'!' | b'=', Some(length)) => {
+        let (kind, length) = line.strip_suffix(b"\r\n").unwrap_or(&line).split_first().unwrap_or((&0, &[]));
+        if !has_length(*kind) {
+            // The parser of the `redis` crate reports unknown types.
+            self.end_value();
+            return Ok(());
+        }
+        match (kind, parse_length(length)) {
+            // A missing value.
+            (b'$' | b'*' | b'~' | b'>', Some(None)) => self.end_value(),
+            (b'*' | b'~' | b'>' | b'%', Some(Some(0))) => self.end_value(),
+            (b'$' | b'!' | b'=', Some(Some(length))) => {
                 self.string = length.saturating_add(2);
                 self.charge(self.string)?;
             }
-            (b'*' | b'~' | b'>', Some(count @ 1..)) => self.begin(count)?,
-            (b'%', Some(count @ 1..)) => self.begin(count.saturating_mul(2))?,
+            (b'*' | b'~' | b'>', Some(Some(count))) => self.begin(count)?,
+            (b'%', Some(Some(count))) => self.begin(count.saturating_mul(2))?,
             // The value that the attributes describe follows them.
-            (b'|', Some(count)) => self.begin(count.saturating_mul(2).saturating_add(1))?,
-            _ => self.end_value(),
+            (b'|', Some(Some(count))) => self.begin(count.saturating_mul(2).saturating_add(1))?,
+            _ => return Err(String::from("a reply of the server has a wrong length: is it Redis?")),
         }
         Ok(())
     }
@@ -145,6 +181,22 @@ impl Reply {
             MAX_REPLY / 1024 / 1024
         ))
     }
+}
+
+/// Returns whether a line of this type contains a length.
+fn has_length(kind: u8) -> bool {
+    b"$!=*~>%|".contains(&kind)
+}
+
+/// Parses a length. -1 is the length of a missing value, `Some(None)`. Returns `None` if the length is wrong.
+fn parse_length(digits: &[u8]) -> Option<Option<u64>> {
+    if digits == b"-1" {
+        return Some(None);
+    }
+    if !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    std::str::from_utf8(digits).ok()?.parse().ok().map(Some)
 }
 
 #[cfg(test)]
@@ -203,13 +255,48 @@ mod tests {
             format!("*{}\r\n", i64::MAX),
             format!("%{}\r\n", i64::MAX),
             format!("*2\r\n$20000000\r\n{}\r\n$20000000\r\n", "x".repeat(20_000_000)),
-            format!("+{}", "x".repeat(40_000_000)),
         ] {
             let error = Reply::default().follow(reply.as_bytes()).err();
             let is_wrong_length = reply.contains(&u64::MAX.to_string());
             assert!(is_wrong_length || error.is_some_and(|error| error.contains("limit of 32 MiB")));
         }
+        let many = format!("*1000\r\n{}", format!("+{}\r\n", "x".repeat(MAX_LINE - 3)).repeat(600));
+        assert!(Reply::default().follow(many.as_bytes()).unwrap_err().contains("limit of 32 MiB"));
         let deep = follow("*1\r\n".repeat(MAX_DEPTH + 1).as_bytes()).unwrap_err();
         assert!(deep.contains("more than 32 arrays"), "{deep}");
+    }
+    #[test]
+    fn a_reply_that_the_parser_could_frame_otherwise_is_refused() {
+        for reply in [
+            "!-1\r\n",
+            "=-1\r\n",
+            "%-1\r\n",
+            "|-1\r\n",
+            "$-2\r\n",
+            "*-2\r\n",
+            "$ 9999999999\r\n",
+            "$9999999999 \r\n",
+            "$+9\r\n",
+            "$\t9\r\n",
+            "$\r\n",
+            "*x\r\n",
+            "$9\n\r\n",
+        ] {
+            assert!(follow(format!("{reply}\r\n").as_bytes()).is_err(), "{reply:?}");
+        }
+        let padded = format!("${}9999999999\r\n", "0".repeat(40));
+        assert!(follow(padded.as_bytes()).unwrap_err().contains("longer than 32 bytes"));
+        assert_eq!(follow(b"$0000000000000000000000000003\r\nabc\r\n"), Ok(0));
+    }
+
+    #[test]
+    fn a_line_ends_only_at_cr_lf_and_has_a_limit() {
+        for line in ["+a\n$5\rb\r\r\n", "-a\n\n\r\n", "+\r\n"] {
+            assert_eq!(follow(line.as_bytes()), Ok(0), "{line:?}");
+        }
+        let unfinished = format!("+{}", "x\n".repeat(MAX_LINE / 2 - 1));
+        assert_eq!(follow(unfinished.as_bytes()), Ok(unfinished.len() as u64), "LF alone ends no line");
+        let too_long = format!("+{}", "x\n".repeat(MAX_LINE / 2));
+        assert!(follow(too_long.as_bytes()).unwrap_err().contains("longer than 65536 bytes"));
     }
 }

@@ -13,6 +13,9 @@ use crate::redis::topology::nodes::{Found, Node};
 /// Flags of a primary that does not answer the Sentinel, or that is being replaced.
 const DOUBTS: [&str; 4] = ["disconnected", "s_down", "o_down", "failover_in_progress"];
 
+/// The maximum number of other Sentinels that one Sentinel may report.
+const MAX_SENTINELS: usize = 100;
+
 /// The description of a Redis or of a Sentinel in the answer to a SENTINEL command: fields by name.
 type Instance = HashMap<String, String>;
 
@@ -65,10 +68,8 @@ pub(crate) async fn ask(
     let timer = number("down-after-milliseconds").map_or(LONGEST, Duration::from_millis);
     let found = Found { endpoint, config_epoch: number("config-epoch").unwrap_or_default(), node: None };
     let others: Vec<Instance> = read(answer()).unwrap_or_default();
-    let other = |instance| {
-        let (host, port) = address_of(instance)?;
-        Some(sentinel_template.at(&host, port))
-    };
+    let knows = endpoints(&others, sentinel_template)
+        .map_err(|why| Fault::new(FaultKind::Other, why).at(node.address()))?;
     Ok(View {
         address: node.address().to_string(),
         id: read(answer()).unwrap_or_else(|_| node.address().to_string()),
@@ -77,8 +78,21 @@ pub(crate) async fn ask(
         voters: 1 + usize::try_from(number("num-other-sentinels").unwrap_or_default()).unwrap_or_default(),
         entries: vec![NodeEntry::of_all_slots(found, is_doubted)],
         good_for: timer.saturating_sub(Duration::from_millis(unanswered)).min(LONGEST),
-        knows: others.iter().filter_map(other).collect(),
+        knows,
     })
+}
+
+/// Returns the endpoints of other Sentinels. Returns an error if there are too many: each may be asked, and gets the
+/// password of the Sentinels.
+fn endpoints(others: &[Instance], template: &Endpoint) -> Result<Vec<Endpoint>, String> {
+    if others.len() > MAX_SENTINELS {
+        return Err(format!("reports more than {MAX_SENTINELS} other Sentinels, so its answer is refused"));
+    }
+    let other = |instance| {
+        let (host, port) = address_of(instance)?;
+        Some(template.at(&host, port))
+    };
+    Ok(others.iter().filter_map(other).collect())
 }
 
 fn read<T: FromRedisValue>(answer: RedisResult<Value>) -> RedisResult<T> {
@@ -87,4 +101,24 @@ fn read<T: FromRedisValue>(answer: RedisResult<Value>) -> RedisResult<T> {
 
 fn address_of(instance: &Instance) -> Option<(String, u16)> {
     Some((instance.get("ip")?.clone(), instance.get("port")?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::IntoConnectionInfo;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_with_too_many_sentinels_is_refused() {
+        let template = Endpoint::new("redis://me:secret@unknown/".into_connection_info().unwrap());
+        let sentinel = |port: u16| {
+            [("ip", String::from("10.0.0.1")), ("port", port.to_string())]
+                .map(|(name, value)| (name.to_owned(), value))
+                .into()
+        };
+        let others: Vec<Instance> = (1..=101).map(sentinel).collect();
+        assert_eq!(endpoints(&others[..100], &template).unwrap().len(), 100);
+        assert!(endpoints(&others, &template).err().unwrap().contains("more than 100 other Sentinels"));
+    }
 }
