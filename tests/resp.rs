@@ -56,6 +56,21 @@ fn the_state_of_messages_is_read_between_the_commands_of_a_pipeline() {
 }
 
 #[test]
+fn thousands_of_gets_behind_a_command_that_waits_are_answered_in_order() {
+    let sidecar = start(&[]);
+    let mut client = Resp::to(&sidecar);
+    client.ask("AW.ADD 5");
+    let gets = b"AW.GET 5\r\n".repeat(3_000);
+    client.send(&[&b"AW.STATUS\r\nAW.TAKE default BLOCK 300\r\n"[..], &gets, b"AW.DEL 5\r\n"].concat());
+    client.receive().text();
+    assert_eq!(client.receive(), Reply::Array(Vec::new()));
+    for _ in 0..3_000 {
+        assert_eq!(client.receive().array()[0].array()[0].text(), "in_flight");
+    }
+    assert_eq!(client.receive().texts(), ["acked"]);
+}
+
+#[test]
 fn the_native_protocol_and_resp_share_the_ring() {
     let sidecar = start(&[]);
     let mut client = Resp::to(&sidecar);

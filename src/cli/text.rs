@@ -1,5 +1,6 @@
 //! Formats numbers, times and names for a terminal.
 
+use std::fmt::Write;
 use std::time::Duration;
 
 use console::{Alignment, pad_str, truncate_str};
@@ -49,7 +50,10 @@ pub(super) fn escaped_json(json: &str) -> String {
         match one {
             '\n' => text.push(one),
             '\0'..' ' => text.push(' '),
-            one if plain(one) != one => text.push_str(&format!("\\u{:04x}", u32::from(one))),
+            one if plain(one) != one => {
+                // Writing to a string does not fail.
+                let _ = write!(text, "\\u{:04x}", u32::from(one));
+            }
             one => text.push(one),
         }
     }

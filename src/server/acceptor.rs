@@ -25,6 +25,7 @@ use super::admission::{Admission, Admitted, Client, log_refusal};
 use super::buffered_stream::{BufferedStream, IoEvent, Traffic};
 use super::credentials::{certificate_name, log_failed_handshake};
 use super::native::Greeting;
+use super::resp::MAX_RESP_GREETING;
 use super::session::{CLOSE_TIMEOUT, ClientProtocol, Session};
 use super::shared::{Phase, Shared};
 use super::socket::{Socket, Stream};
@@ -205,7 +206,11 @@ impl Acceptor {
 
     /// Gives a connection its buffers, with the limits of an unauthenticated one.
     pub(super) fn buffered(&self, stream: Stream, listener: Listener) -> BufferedStream {
-        let (codec, charge) = (Codec::new(MAX_GREETING_LENGTH), self.admission.memory.open());
+        let longest = match listener {
+            Listener::Listen | Listener::Socket => MAX_GREETING_LENGTH,
+            Listener::Resp => MAX_RESP_GREETING,
+        };
+        let (codec, charge) = (Codec::new(longest), self.admission.memory.open());
         let max_queued = self.admission.options.max_queued_bytes;
         let metrics = &self.admission.metrics;
         let traffic = Traffic {

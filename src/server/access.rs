@@ -95,7 +95,7 @@ impl Access {
         let tokens = tokens.current();
         let found = tokens.value.find(token);
         // A strong token cannot be guessed. So wrong tokens of other clients at the same address cannot lock it out.
-        if !found.is_some_and(|token| !token.is_weak)
+        if found.is_none_or(|token| token.is_weak)
             && let Some(wait) = throttled.and_then(|address| self.throttle.lock().wait(address, now))
         {
             return Err(too_many_attempts(wait));

@@ -354,7 +354,11 @@ mod tests {
 
     fn stream_of(ours: UnixStream, max_frame_length: u32, budget: &Arc<MemoryBudget>) -> BufferedStream {
         let (stream, codec) = (Either::Left(Either::Right(ours)), Codec::new(max_frame_length));
-        BufferedStream::new(stream, UnprocessedInput::default(), codec, 1_024, budget.open())
+        BufferedStream::new(stream, UnprocessedInput::default(), codec, 1_024, budget.open(), traffic())
+    }
+
+    fn traffic() -> Traffic {
+        Traffic { received: IntCounter::new("a", "a").unwrap(), sent: IntCounter::new("b", "b").unwrap() }
     }
 
     #[tokio::test]
@@ -379,7 +383,7 @@ mod tests {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let budget = Arc::new(MemoryBudget::new(usize::MAX));
         let mut stream = stream_of(ours, 1024 * 1024, &budget);
-        theirs.write_all(&[0; 20_000]).await.unwrap();
+        theirs.write_all(&vec![0; 20_000]).await.unwrap();
         assert_eq!(stream.read_or_write(true).await.unwrap(), IoEvent::Read(20_000));
         let ping = Frame::new(0, Body::Ping(vec![0; 60]));
         stream.write(|codec, out| codec.encode_frame(&ping, out));
@@ -403,7 +407,7 @@ mod tests {
             Codec::new(MAX_GREETING_LENGTH),
             1_024,
             Arc::new(MemoryBudget::new(usize::MAX)).open(),
-            Traffic { received: IntCounter::new("a", "a").unwrap(), sent: IntCounter::new("b", "b").unwrap() },
+            traffic(),
         );
         assert!(stream.read_or_write(true).now_or_never().is_none());
         assert!(!unprocessed_input.is_set());

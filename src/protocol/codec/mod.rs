@@ -122,6 +122,7 @@ impl Codec {
     }
 
     /// Returns the number of bytes of the longest frame that the codec accepts.
+    #[cfg(feature = "sidecar")]
     pub(crate) const fn longest_frame(&self) -> usize {
         LENGTH_LENGTH + self.max_frame_length as usize
     }

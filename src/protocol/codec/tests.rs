@@ -111,14 +111,11 @@ fn message_body() -> impl Strategy<Value = Body> {
     });
     let del = (messages(), any::<bool>()).prop_map(|(messages, withdraw)| Body::DelMsg { messages, withdraw });
     let deleted = vec(prop::sample::select(&DelOutcome::ALL[..]), 1..80).prop_map(Body::DelMsgAnswer);
-    let in_flight = any::<(u64, u32, u8)>().prop_map(|(deadline, remaining_ms, attempt)| MessageState::InFlight {
-        deadline: Tick(deadline),
-        remaining_ms,
-        attempt,
-    });
-    let state = prop_oneof![in_flight, Just(MessageState::Late), Just(MessageState::Unknown)];
-    let states = vec(state, 1..40).prop_map(Body::GetMsgAnswer);
-    prop_oneof![add, added, del, deleted, messages().prop_map(Body::GetMsg), states]
+    let in_flight = |n| MessageState::InFlight { deadline: Tick(u64::from(n) << 32), remaining_ms: n, attempt: 7 };
+    let state =
+        prop_oneof![any::<u32>().prop_map(in_flight), Just(MessageState::Late), Just(MessageState::Unknown)];
+    let found = vec(state, 1..40).prop_map(Body::GetMsgAnswer);
+    prop_oneof![add, added, del, deleted, messages().prop_map(Body::GetMsg), found]
 }
 
 fn batch_body() -> impl Strategy<Value = Body> {

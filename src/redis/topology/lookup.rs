@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(waiting.await.unwrap(), [IpAddr::from([10, 0, 0, 1])], "callers share the result");
         let free = || async {
             while !lookups.0.lock().is_empty() {
-                tokio::task::yield_now().await
+                tokio::task::yield_now().await;
             }
         };
         free().await;

@@ -135,17 +135,18 @@ impl Reply {
             return Ok(());
         }
         match (kind, parse_length(length)) {
-            // A missing value.
-            (b'$' | b'*' | b'~' | b'>', Some(None)) => self.end_value(),
-            (b'*' | b'~' | b'>' | b'%', Some(Some(0))) => self.end_value(),
-            (b'$' | b'!' | b'=', Some(Some(length))) => {
+            (b'$' | b'*' | b'~' | b'>', Some(Length::Missing))
+            | (b'*' | b'~' | b'>' | b'%', Some(Length::Of(0))) => {
+                self.end_value();
+            }
+            (b'$' | b'!' | b'=', Some(Length::Of(length))) => {
                 self.string = length.saturating_add(2);
                 self.charge(self.string)?;
             }
-            (b'*' | b'~' | b'>', Some(Some(count))) => self.begin(count)?,
-            (b'%', Some(Some(count))) => self.begin(count.saturating_mul(2))?,
+            (b'*' | b'~' | b'>', Some(Length::Of(count))) => self.begin(count)?,
+            (b'%', Some(Length::Of(count))) => self.begin(count.saturating_mul(2))?,
             // The value that the attributes describe follows them.
-            (b'|', Some(Some(count))) => self.begin(count.saturating_mul(2).saturating_add(1))?,
+            (b'|', Some(Length::Of(count))) => self.begin(count.saturating_mul(2).saturating_add(1))?,
             _ => return Err(String::from("a reply of the server has a wrong length: is it Redis?")),
         }
         Ok(())
@@ -188,15 +189,22 @@ fn has_length(kind: u8) -> bool {
     b"$!=*~>%|".contains(&kind)
 }
 
-/// Parses a length. -1 is the length of a missing value, `Some(None)`. Returns `None` if the length is wrong.
-fn parse_length(digits: &[u8]) -> Option<Option<u64>> {
+/// The length in a line.
+enum Length {
+    /// -1: the value is missing.
+    Missing,
+    Of(u64),
+}
+
+/// Parses a length. Returns `None` if it is wrong.
+fn parse_length(digits: &[u8]) -> Option<Length> {
     if digits == b"-1" {
-        return Some(None);
+        return Some(Length::Missing);
     }
     if !digits.iter().all(u8::is_ascii_digit) {
         return None;
     }
-    std::str::from_utf8(digits).ok()?.parse().ok().map(Some)
+    std::str::from_utf8(digits).ok()?.parse().ok().map(Length::Of)
 }
 
 #[cfg(test)]

@@ -68,7 +68,7 @@ pub(crate) async fn ask(
     let timer = number("down-after-milliseconds").map_or(LONGEST, Duration::from_millis);
     let found = Found { endpoint, config_epoch: number("config-epoch").unwrap_or_default(), node: None };
     let others: Vec<Instance> = read(answer()).unwrap_or_default();
-    let knows = endpoints(&others, sentinel_template)
+    let other_sentinels = endpoints(&others, sentinel_template)
         .map_err(|why| Fault::new(FaultKind::Other, why).at(node.address()))?;
     Ok(View {
         address: node.address().to_string(),
@@ -78,7 +78,7 @@ pub(crate) async fn ask(
         voters: 1 + usize::try_from(number("num-other-sentinels").unwrap_or_default()).unwrap_or_default(),
         entries: vec![NodeEntry::of_all_slots(found, is_doubted)],
         good_for: timer.saturating_sub(Duration::from_millis(unanswered)).min(LONGEST),
-        knows,
+        knows: other_sentinels,
     })
 }
 

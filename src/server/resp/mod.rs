@@ -38,6 +38,7 @@ use super::pending_requests::{Completion, MAX_REQUESTS, Weight};
 use super::session::{ClientProtocol, Session, State};
 use super::shared::{Phase, Shared};
 use crate::core::{DelOutcome, Message, MessageState, Outcome, Reason, Refusal, Request, RequestBatch};
+use crate::protocol::Codec;
 use crate::protocol::resp::parser::{Limits, Parser, ProtocolError};
 
 /// How long an Ack waits for a store that is unreachable before it is answered with `held`.
@@ -45,6 +46,11 @@ const HOLD_AFTER: Duration = Duration::from_secs(1);
 
 /// How long a peer may leave replies unread.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The maximum length of a command of a client that is not admitted.
+pub(super) const MAX_RESP_GREETING: u32 = 16 * 1_024;
+
+const _: () = assert!(MAX_RESP_GREETING as usize == Limits::GREETING.command);
 
 /// The state of the RESP protocol.
 pub(super) struct Resp {
@@ -54,6 +60,8 @@ pub(super) struct Resp {
     parser: Parser,
     replies: Replies,
     deliveries: Deliveries,
+    /// The number of adds and Acks that the store has not answered.
+    in_store: usize,
     /// The AW.GET that wait for the replies before them, with the numbers of their own replies.
     gets: VecDeque<(u64, Vec<Message>)>,
     /// When to look again whether Acks wait for a store that is unreachable.
@@ -90,7 +98,7 @@ impl Completion for Completed {
 impl Session<Resp> {
     /// Creates the session of an admitted client. `stream` may have its first commands.
     pub(super) fn resp(
-        stream: BufferedStream,
+        mut stream: BufferedStream,
         greeting: Greeting,
         client: Client,
         grant: Grant,
@@ -98,6 +106,8 @@ impl Session<Resp> {
         phase: watch::Receiver<Phase>,
         admission: Arc<Admission>,
     ) -> Session<Resp> {
+        // The codec limits only how much is read at a time.
+        stream.codec = Codec::new(shared.options.max_frame_length);
         let keep_alive = KeepAlive::without_pings(shared.clock.stall_aware_now(), READ_TIMEOUT);
         let mut parser = greeting.parser;
         parser.set_limits(Limits::ADMITTED);
@@ -108,6 +118,7 @@ impl Session<Resp> {
             parser,
             replies: Replies::default(),
             deliveries: Deliveries::default(),
+            in_store: 0,
             gets: VecDeque::new(),
             refuses_transaction: false,
             messages: Vec::new(),
@@ -134,14 +145,15 @@ impl Session<Resp> {
 
     /// Queues the replies whose turn has come.
     fn send_due(&mut self) {
+        while self.begin_next_get() {}
         let due = self.protocol.replies.take_due();
         if !due.is_empty() {
             self.before_write();
             self.stream.write(|_, out| out.extend_from_slice(&due));
         }
         let (_, bytes) = self.protocol.replies.waiting();
-        self.stream.charge_also(bytes);
-        self.begin_gets();
+        let asked: usize = self.protocol.gets.iter().map(|(_, messages)| size_of_val(&messages[..])).sum();
+        self.stream.charge_also(bytes + asked);
     }
 
     /// Ends the connection, because its bytes are not commands. The error follows all other replies.
@@ -149,6 +161,22 @@ impl Session<Resp> {
         self.shared.metrics.refusals.of(Reason::MalformedFrame).inc();
         self.reply(|out| refuse_bytes(out, error));
         self.end();
+    }
+
+    /// Completes the reply of an AW.GET.
+    fn complete_get(&mut self, number: u64, states: Result<Vec<MessageState>, Refusal>) {
+        if let Err(refusal) = &states {
+            self.shared.metrics.refusals.of(refusal.reason).inc();
+        }
+        self.protocol.replies.complete(number, |out| match states {
+            Ok(states) => {
+                reply::array(out, states.len());
+                for state in states {
+                    reply::state(out, state);
+                }
+            }
+            Err(refusal) => reply::refusal(out, &refusal),
+        });
     }
 
     /// Adds the reply of a refusal.
@@ -222,6 +250,7 @@ impl ClientProtocol for Resp {
 
     fn send_answers(session: &mut Session<Resp>, batch: &RequestBatch) {
         session.shared.metrics.count_requests(batch);
+        session.protocol.in_store -= batch.requests.len();
         for request in &batch.requests {
             request.refusal.iter().for_each(|refusal| session.shared.metrics.refusals.of(refusal.reason).inc());
             session.protocol.replies.complete(request.id, |out| encode_answer(out, batch, request));
@@ -235,13 +264,11 @@ impl ClientProtocol for Resp {
             CompletedCommand::Status(Ok(json)) => {
                 session.complete(completed.number, |out| reply::bulk(out, &json));
             }
-            CompletedCommand::Get(Ok(states)) => session.complete(completed.number, |out| {
-                reply::array(out, states.len());
-                for state in states {
-                    reply::state(out, state);
-                }
-            }),
-            CompletedCommand::Get(Err(refusal)) | CompletedCommand::Status(Err(refusal)) => {
+            CompletedCommand::Get(states) => {
+                session.complete_get(completed.number, states);
+                session.send_due();
+            }
+            CompletedCommand::Status(Err(refusal)) => {
                 session.shared.metrics.refusals.of(refusal.reason).inc();
                 session.complete(completed.number, |out| reply::refusal(out, &refusal));
             }

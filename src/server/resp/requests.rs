@@ -116,6 +116,7 @@ impl Session<Resp> {
                 self.stream.write(|_, out| encode_answer(out, batch, request));
             }
         } else {
+            self.protocol.in_store += batch.requests.len();
             for request in &batch.requests {
                 let number = match request.operation {
                     Operation::Add { .. } => self.protocol.replies.wait(),
@@ -130,29 +131,38 @@ impl Session<Resp> {
         batch.clear(MAX_KEPT_BY_A_THREAD);
     }
 
-    /// Begins an AW.GET once all commands before it are answered, so that it sees what they did.
+    /// Begins an AW.GET once the store has answered all adds and Acks before it, so that it sees what they did.
     fn begin_get(&mut self, messages: Vec<Message>) {
         let number = self.protocol.replies.wait();
-        self.protocol.gets.push_back((number, messages));
-        self.begin_gets();
+        if self.protocol.in_store == 0 {
+            self.read_states(number, messages);
+        } else {
+            self.protocol.gets.push_back((number, messages));
+        }
+        self.send_due();
     }
 
-    /// Begins the AW.GET whose reply is the next one, if there is one.
-    pub(super) fn begin_gets(&mut self) {
+    /// Begins the AW.GET whose reply is the next one, if there is one. Returns whether it is complete.
+    pub(super) fn begin_next_get(&mut self) -> bool {
         let first = self.protocol.replies.first();
         if self.protocol.gets.front().is_none_or(|(number, _)| *number != first) {
-            return;
+            return false;
         }
-        let Some((number, messages)) = self.protocol.gets.pop_front() else { return };
+        self.protocol.gets.pop_front().is_some_and(|(number, messages)| self.read_states(number, messages))
+    }
+
+    /// Reads the state of messages for the reply with this number. Returns whether the store has answered already.
+    fn read_states(&mut self, number: u64, messages: Vec<Message>) -> bool {
         let (rings, now, count) = (self.shared.rings.clone(), self.shared.clock.now(), messages.len());
-        let mut get = Box::pin(async move {
-            Completed { number, result: CompletedCommand::Get(rings.get(messages, now).await) }
-        });
+        let mut get = Box::pin(async move { rings.get(messages, now).await });
         // A store in memory answers at once, before the next command changes something.
         match (&mut get).now_or_never() {
-            Some(completed) => Resp::answer(self, completed),
-            None => self.pending.push(Weight::Other(count), get),
+            Some(states) => self.complete_get(number, states),
+            None => self.pending.push(Weight::Other(count), async move {
+                Completed { number, result: CompletedCommand::Get(get.await) }
+            }),
         }
+        self.protocol.replies.first() > number
     }
 
     fn begin_command(&mut self, command: Command) -> Result<(), Refusal> {
