@@ -4,6 +4,7 @@
 //! of this file. A store brings a [`Mount`]: itself, and a way to let time pass.
 
 mod mounts;
+mod states;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,14 +12,14 @@ use std::time::Duration;
 
 use ackwheel::core::{
     AddNewMsgAnswer, AddOutcome, Advance, BatchId, DelOutcome, Delivery, Dropped, GroupName, GroupOptions,
-    Message, MessageState, Outbox, Promise, Reason, Ring, RingParts, TimedOut,
+    Message, Outbox, Promise, Reason, Ring, RingParts, TimedOut,
 };
 
 use mounts::{Memory, Mount, RETENTION_TICKS, Redis};
+use states::the_state_of_a_message_is_read_and_not_changed;
 
 use AddOutcome::{Added, Rearmed};
 use DelOutcome::{Acked, Late, Unknown, Withdrawn};
-use MessageState::{Late as WasLate, Unknown as Gone};
 
 use crate::support::single_request::{AddNewMsg, DelMsg, SingleRequest};
 
@@ -381,36 +382,6 @@ async fn groups_begin_where_they_are_asked_to_and_retention_counts_its_losses<M:
     let dropped = subject.outbox.maintain(&new, subject.mount.now()).await.unwrap();
     assert_eq!((dropped.ids, dropped.batches, dropped.groups), (2, 1, vec![old]));
     assert!(subject.take().await.is_empty());
-}
-
-async fn the_state_of_a_message_is_read_and_not_changed<M: Mount>() {
-    let mut subject = Subject::<M>::open().await;
-    subject.advance().await;
-    let asked = [Message::new(1, 7), Message::from(1), Message::from(2), Message::from(3)];
-    let deadline = subject.add_with(&asked[..1], SLOTS, 1).await.deadline;
-    let sooner = subject.add_with(&asked[2..3], 1, 9).await.deadline;
-    let get = async |subject: &Subject<M>| subject.ring.get(&asked, subject.mount.now()).await.unwrap();
-    let in_flight = |deadline, remaining_ms, attempt| MessageState::InFlight { deadline, remaining_ms, attempt };
-    // A deadline ends with its tick.
-    let expected = [in_flight(deadline, 6_000, 1), Gone, in_flight(sooner, 2_000, 9), Gone];
-    assert_eq!(get(&subject).await, expected);
-    assert_eq!(get(&subject).await, expected, "it changed nothing");
-    subject.mount.pass(TICK / 4);
-    assert_eq!(get(&subject).await[0], in_flight(deadline, 5_750, 1));
-    subject.mount.pass(TICK * 3 / 4);
-    subject.advance().await;
-    subject.turn(1).await;
-    assert_eq!(get(&subject).await, [in_flight(deadline, 4_000, 1), Gone, WasLate, Gone]);
-    // While the pointer is late, a message can be acknowledged although its time has passed.
-    subject.turn(3).await;
-    subject.mount.pass(TICK + TICK / 4);
-    assert_eq!(get(&subject).await[0], in_flight(deadline, 0, 1));
-    assert_eq!(subject.del_with(&asked[..1], false).await, [Acked]);
-    assert_eq!(subject.del(&[2]).await, [Late]);
-    assert_eq!(get(&subject).await, [Gone, Gone, WasLate, Gone]);
-    subject.advance().await;
-    subject.turn(2).await;
-    assert_eq!(get(&subject).await, [Gone; 4], "a revolution after its timeout");
 }
 
 async fn an_ephemeral_group_goes_with_its_last_subscriber_and_others_stay<M: Mount>() {
