@@ -137,8 +137,18 @@ async fn a_clock_that_is_set_makes_no_batch_and_no_group_old_and_ticks_do() {
         let oldest = outbox.backlog(time.now()).await.unwrap().groups[0].oldest;
         assert!(oldest < Duration::from_secs(5), "{oldest:?}");
     }
-    turn(seat, &mut time, 22).await;
-    let dropped = tend(outbox, time.now()).await;
+    let mut dropped = Dropped::default();
+    // A busy machine can make the store connect again, and then it observes the age from the beginning.
+    for _ in 0..4 {
+        turn(seat, &mut time, 22).await;
+        let Dropped { ids, batches, groups } = tend(outbox, time.now()).await;
+        dropped.ids += ids;
+        dropped.batches += batches;
+        dropped.groups.extend(groups);
+        if dropped.ids > 0 && !dropped.groups.is_empty() {
+            break;
+        }
+    }
     assert_eq!(dropped, Dropped { ids: 200, batches: 1, groups: vec![audit] });
 }
 

@@ -34,6 +34,10 @@ use crate::redis::topology::watch::{warn_of_settings, watch};
 /// How long a closing sidecar waits at most for Redis to answer the Acks that the sidecar has received.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(4);
 
+/// How long the sidecar may take to remove itself from Redis. Together with [`CLOSE_TIMEOUT`] it is shorter than the time
+/// that a drain gives the store, so a drain always reports the Acks that are lost.
+const DEPART_TIMEOUT: Duration = Duration::from_millis(1_500);
+
 /// How often a closing sidecar checks whether Redis has answered all its Acks.
 const CLOSE_POLL: Duration = Duration::from_millis(10);
 
@@ -184,9 +188,14 @@ impl Store for RedisStore {
             );
         }
         // All rings at the same time: one after the other, a Redis that stalls would exceed the time of the drain.
-        let departed = join_all(self.outboxes.iter().map(|(outbox, heartbeats)| outbox.depart(heartbeats))).await;
-        if let Some(refusal) = departed.into_iter().find_map(Result::err) {
-            warn!(%refusal, "this sidecar could not remove itself from Redis: the leader will remove it");
+        let departing = join_all(self.outboxes.iter().map(|(outbox, heartbeats)| outbox.depart(heartbeats)));
+        match tokio::time::timeout(DEPART_TIMEOUT, departing).await {
+            Err(_) => warn!("this sidecar did not remove itself from Redis in time: the leader will remove it"),
+            Ok(departed) => {
+                if let Some(refusal) = departed.into_iter().find_map(Result::err) {
+                    warn!(%refusal, "this sidecar could not remove itself from Redis: the leader will remove it");
+                }
+            }
         }
         if lost > 0 {
             let text =
