@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ackwheel::core::{
-    AddOutcome, Advance, DelOutcome, GroupName, Message, Outbox, Ring, StormRule, Tick, TickCounts, TimedOut,
-    TimeoutBatch, Wheel,
+    AddOutcome, Advance, DelOutcome, GroupName, Message, MessageState, Outbox, Ring, StormRule, Tick, TickCounts,
+    TimedOut, TimeoutBatch, Wheel,
 };
 use ackwheel::memory::{MemoryOptions, MemoryOutbox, MemoryRing};
 use futures_util::FutureExt;
@@ -119,6 +119,18 @@ impl Model {
         match self.late.get(&message) {
             Some(deadline) if self.pointer - (deadline + 1) < self.slots => DelOutcome::Late,
             _ => DelOutcome::Unknown,
+        }
+    }
+
+    fn get(&self, message: Message) -> MessageState {
+        if let Some(Life { deadline, attempt }) = self.in_flight.get(&message) {
+            let ends_ms = self.next_advance_ms + (deadline - self.pointer) * TICK_MS;
+            let remaining_ms = u32::try_from(ends_ms.saturating_sub(self.now_ms)).unwrap();
+            return MessageState::InFlight { deadline: Tick(*deadline), remaining_ms, attempt: *attempt };
+        }
+        match self.late.get(&message) {
+            Some(deadline) if self.pointer - (deadline + 1) < self.slots => MessageState::Late,
+            _ => MessageState::Unknown,
         }
     }
 
@@ -234,6 +246,9 @@ fn run(slots: u16, steps: &[Step]) {
                 subject.publish_expired(now);
             }
         }
+        let asked = [0, 1, 2].map(Message::from);
+        let states = subject.ring.get(&asked, subject.at(model.now_ms)).now_or_never().unwrap().unwrap();
+        assert_eq!(states, asked.map(|message| model.get(message)), "after {step:?}");
     }
     finish(&mut model, &subject);
 }

@@ -98,7 +98,7 @@ fn requests_out_of_their_limits_are_refused() {
 fn types_that_nobody_knows_and_those_of_servers_are_refused() {
     let sidecar = Sidecar::start(&[]);
     let mut wrong: Vec<Wrong> = Vec::new();
-    for kind in [0x00, 0x04, 0x12, 0x25, 0x7f, 0x80, 0xa5, 0xfe] {
+    for kind in [0x00, 0x04, 0x13, 0x25, 0x7f, 0x80, 0xa5, 0xfe] {
         wrong.push((Request::new(kind, 0, vec![1, 2, 3]), 32, &["type"]));
         wrong.push((Request::new(kind, 0xff, Vec::new()), 32, &["type"]));
     }

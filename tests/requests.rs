@@ -168,3 +168,29 @@ fn answers_come_before_a_half_closed_connection_ends() {
     connection.assert_closed();
     wait_until("it is gone", || sidecar.metrics().connections() == 0);
 }
+
+#[test]
+fn the_state_of_a_message_is_that_between_the_requests_around_it_and_any_token_may_ask() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("token");
+    std::fs::write(&path, "writes:0123456789abcdef-writes produce\nreads:0123456789abcdef-reads consume").unwrap();
+    let sidecar = Sidecar::start(&["--token-file", path.to_str().unwrap()]);
+    let admitted = |token: &str| {
+        let mut connection = Raw::tcp(sidecar.listen);
+        let welcome = connection.ask(&frames::hello((1, 1), token.as_bytes()));
+        assert_eq!(welcome.kind, frames::WELCOME, "{welcome:?}");
+        connection
+    };
+    let (mut writes, mut reads) = (admitted("0123456789abcdef-writes"), admitted("0123456789abcdef-reads"));
+    let asked = [frames::add(&[1], 0, 5), frames::get(&[1, 2]), frames::del(&[1]), frames::get(&[1])];
+    let asked: Vec<u32> = asked.iter().map(|request| writes.request(request)).collect();
+    writes.answer(asked[0]).added();
+    let states = writes.answer(asked[1]).states();
+    let [(1, remaining_ms, 5), (0, 0, 0)] = states[..] else { panic!("{states:?}") };
+    assert!((14_000..=16_000).contains(&remaining_ms), "{remaining_ms}");
+    assert_eq!(writes.answer(asked[2]).outcomes(), [ACKED]);
+    assert_eq!(writes.answer(asked[3]).states(), [(0, 0, 0)]);
+    assert_eq!(reads.ask(&frames::get(&[1])).states(), [(0, 0, 0)]);
+    reads.ask(&frames::get(&[])).assert_error(34, 0);
+    assert_eq!(sidecar.metrics().count("frames_total{type=\"get_msg\"}"), 3);
+}

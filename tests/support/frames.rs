@@ -9,6 +9,8 @@ pub const ADD: u8 = 0x10;
 pub const ADD_ANSWER: u8 = 0x90;
 pub const DEL: u8 = 0x11;
 pub const DEL_ANSWER: u8 = 0x91;
+pub const GET: u8 = 0x12;
+pub const GET_ANSWER: u8 = 0x92;
 pub const SUBSCRIBE: u8 = 0x20;
 pub const SUBSCRIBED: u8 = 0xa0;
 pub const TIMEOUT_BATCH: u8 = 0x21;
@@ -90,6 +92,10 @@ pub fn del(ids: &[u64]) -> Request {
 
 pub fn withdraw(ids: &[u64]) -> Request {
     Request::new(DEL, WITHDRAW, list(ids))
+}
+
+pub fn get(ids: &[u64]) -> Request {
+    Request::new(GET, 0, list(ids))
 }
 
 pub fn ping(payload: &[u8]) -> Request {
@@ -181,6 +187,14 @@ impl Frame {
         assert_eq!((self.kind, self.flags, self.status), (DEL_ANSWER, 0, 0), "{self:?}");
         assert_eq!(u32_at(&self.body, 0) as usize, self.body.len() - 4, "{self:?}");
         &self.body[4..]
+    }
+
+    /// The number, remaining time in ms and attempt of each state, where it answers a GetMsg.
+    #[track_caller]
+    pub fn states(&self) -> Vec<(u8, u32, u8)> {
+        assert_eq!((self.kind, self.flags, self.status), (GET_ANSWER, 0, 0), "{self:?}");
+        let states = self.body[4..].chunks(14).map(|state| (state[0], u32_at(state, 9), state[13]));
+        states.collect()
     }
 
     /// The deadline and which were re-armed, where it answers an AddNewMsg.
