@@ -161,6 +161,12 @@ fn run_on(topology: Topology, name: &str, network: Option<&Arc<Network>>) {
         // Beside other tests, one process can be starved while this one is not. A long run has the machine for itself.
         stalls.extend(stage.logs().flat_map(|log| pulse::silences_of_redis(&log)));
     }
+    if is_dense && matches!(topology, Topology::Sentinel | Topology::Cluster) {
+        // A primary that is starved for a second is replaced, also while nobody watches for it.
+        for loss in stage.logs().flat_map(|log| pulse::losses_of_redis(&log)).collect::<Vec<_>>() {
+            stage.timeline.insert_loss(loss);
+        }
+    }
     for stall in stalls {
         stage.timeline.insert(Kind::MachineStalled, stall);
     }

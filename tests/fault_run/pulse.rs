@@ -47,14 +47,24 @@ impl Pulse {
     }
 }
 
-/// The times in which a sidecar got no answer from a Redis, by its log. No fault of the run is told apart from others.
+/// The times in which a sidecar got no answer from a Redis, by its log.
 pub fn silences_of_redis(log: &str) -> Vec<Stall> {
-    const SILENT: &str = "cause=no answer within ";
+    let silence = |ended: Instant| Some((ended.checked_sub(Duration::from_secs(1))?, ended));
+    times_of(log, "cause=no answer within ").filter_map(silence).collect()
+}
+
+/// The times at which a sidecar found that Redis had lost writes, by its log, each with the time before in which a replica
+/// took over.
+pub fn losses_of_redis(log: &str) -> Vec<Stall> {
+    let loss = |found: Instant| Some((found.checked_sub(Duration::from_secs(6))?, found));
+    times_of(log, "Redis has lost writes that it had answered").filter_map(loss).collect()
+}
+
+/// The times of the lines with these words. Lines of a clock that is fast are left out.
+fn times_of<'a>(log: &'a str, words: &'a str) -> impl Iterator<Item = Instant> + 'a {
     let (now, unix_now) = (Instant::now(), SystemTime::now());
-    let silence = |line: &str| {
+    log.lines().filter(move |line| line.contains(words)).filter_map(move |line| {
         let at = humantime::parse_rfc3339(line.split(' ').next()?).ok()?;
-        let ended = now.checked_sub(unix_now.duration_since(at).ok()?)?;
-        Some((ended.checked_sub(Duration::from_secs(1))?, ended))
-    };
-    log.lines().filter(|line| line.contains(SILENT)).filter_map(silence).collect()
+        now.checked_sub(unix_now.duration_since(at).ok()?)
+    })
 }

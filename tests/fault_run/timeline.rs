@@ -68,6 +68,12 @@ impl Timeline {
         self.faults.push(Fault { kind, place: None, from, to, loses_until: None });
     }
 
+    /// Takes in that a replica took over by itself, from one moment to another, and that writes were lost with it.
+    pub fn insert_loss(&mut self, (from, to): (Instant, Instant)) {
+        let loses_until = Some(to + RECONNECT);
+        self.faults.push(Fault { kind: Kind::FailoverUnasked, place: None, from, to, loses_until });
+    }
+
     /// How many faults the run caused.
     pub fn caused(&self) -> usize {
         self.faults.iter().filter(|fault| fault.kind.is_caused()).count()
