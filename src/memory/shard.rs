@@ -212,7 +212,10 @@ impl Shard {
         Outcome::Acked
     }
 
-    /// Returns the state of a message, without the time that remains.
+    /// Returns the state of a message, without the time that remains. It is rare: inlined, it would cost other callers of
+    /// the table instructions.
+    #[cold]
+    #[inline(never)]
     pub(super) fn get(&mut self, hash: Hash, message: Message, position: &Position) -> MessageState {
         let Some(found) = self.table.find(hash, self.table.home(hash), message) else {
             return MessageState::Unknown;

@@ -129,6 +129,8 @@ impl MemoryWheel {
     }
 
     /// Returns the state of each message.
+    #[cold]
+    #[inline(never)]
     pub(super) fn get(&self, messages: &[Message], now: Instant) -> Vec<MessageState> {
         let state = self.state.read();
         let (position, schedule) = (self.position(&state, now), &state.schedule);
