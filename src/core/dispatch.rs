@@ -321,11 +321,11 @@ mod tests {
     use super::*;
     use crate::core::Tick;
 
-    const A: MemberId = MemberId(1);
-    const B: MemberId = MemberId(2);
-    const REDELIVER: Duration = Duration::from_secs(30);
+    pub(super) const A: MemberId = MemberId(1);
+    pub(super) const B: MemberId = MemberId(2);
+    pub(super) const REDELIVER: Duration = Duration::from_secs(30);
 
-    fn batch(seq: u32) -> BatchId {
+    pub(super) fn batch(seq: u32) -> BatchId {
         BatchId { tick: Tick(1), epoch: 1, ring: 0, seq }
     }
 
@@ -337,7 +337,7 @@ mod tests {
         (dispatch, Instant::now())
     }
 
-    fn next_redelivery(dispatch: &mut Dispatch, unavailable: &[u16]) -> Option<(BatchId, MemberId)> {
+    pub(super) fn next_redelivery(dispatch: &mut Dispatch, unavailable: &[u16]) -> Option<(BatchId, MemberId)> {
         dispatch.next_redeliveries(unavailable, 1).pop()
     }
 
@@ -526,7 +526,7 @@ mod tests {
     }
 
     /// Returns a group whose outbox is shared with other sidecars.
-    fn shared_group_of(members: &[(MemberId, u64)]) -> (Dispatch, Instant) {
+    pub(super) fn shared_group_of(members: &[(MemberId, u64)]) -> (Dispatch, Instant) {
         let (dispatch, now) = group_of(members);
         (Dispatch { is_shared: true, ..dispatch }, now)
     }

@@ -110,9 +110,8 @@ impl Delivery {
         Ok(settled.count)
     }
 
-    /// Gives batches back to the group (nack) that any connection of this sidecar holds. Also gives back batches that a
-    /// connection of this sidecar kept: see [`Subscription::keep`]. Returns the number of batches that went
-    /// back. The connection that holds a batch gets it again after `delay`, other connections at once.
+    /// Gives batches back to the group (nack). Any connection of this sidecar may hold them, or may have kept them with
+    /// [`Subscription::keep`]. Returns the number of batches that went back. The connection that holds a batch gets it again after `delay`, other connections at once.
     pub async fn nack(&self, group: &GroupName, batches: Vec<BatchId>, delay: Duration) -> u64 {
         let (answer, returned) = oneshot::channel();
         self.send(group, Command::NackOfAny { batches, delay, answer });
@@ -342,7 +341,7 @@ mod tests {
     use crate::core::{CombinedOutbox, GroupOptions, MAX_GROUPS, Retention, RingParts, Store, StormRule, Wheel};
     use crate::memory::{MemoryOptions, MemoryStore};
 
-    fn seat(clock: &Clock) -> RingParts {
+    pub(super) fn seat(clock: &Clock) -> RingParts {
         let options = MemoryOptions {
             wheel: Wheel::new(5, Duration::from_secs(1)).unwrap(),
             storm: StormRule::default(),

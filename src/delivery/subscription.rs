@@ -153,24 +153,13 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
     use crate::core::{
-        CLOCK_BEAT, CombinedOutbox, MAX_CREDIT, Message, Retention, RingParts, Store, StormRule, Tick, TickCounts,
-        TimedOut, TimeoutBatch, Wheel,
+        CLOCK_BEAT, CombinedOutbox, MAX_CREDIT, Message, Retention, Tick, TickCounts, TimedOut, TimeoutBatch,
     };
     use crate::delivery::groups::LINGER;
-    use crate::memory::{MemoryOptions, MemoryOutbox, MemoryStore};
+    use crate::delivery::tests::seat;
+    use crate::memory::MemoryOutbox;
 
     const REDELIVER: Duration = Duration::from_secs(30);
-
-    fn seat(clock: &Clock) -> RingParts {
-        let options = MemoryOptions {
-            wheel: Wheel::new(5, Duration::from_secs(1)).unwrap(),
-            storm: StormRule::default(),
-            retention: Retention::default(),
-            max_in_flight: 10,
-            threads: 1,
-        };
-        MemoryStore::open(options, None, clock.moment()).unwrap().0.rings()[0].clone()
-    }
 
     fn id(tick: u64) -> BatchId {
         BatchId { tick: Tick(tick), epoch: 1, ring: 0, seq: 0 }

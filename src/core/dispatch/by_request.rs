@@ -88,28 +88,8 @@ impl Dispatch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::Tick;
     use crate::core::dispatch::MAX_LENT;
-
-    const A: MemberId = MemberId(1);
-    const B: MemberId = MemberId(2);
-    const REDELIVER: Duration = Duration::from_secs(30);
-
-    fn batch(seq: u32) -> BatchId {
-        BatchId { tick: Tick(1), epoch: 1, ring: 0, seq }
-    }
-
-    fn group_of(is_shared: bool, members: &[(MemberId, u64)]) -> (Dispatch, Instant) {
-        let mut dispatch = Dispatch::new(REDELIVER, is_shared);
-        for (id, credit) in members {
-            dispatch.join(*id, Credit::Messages(*credit));
-        }
-        (dispatch, Instant::now())
-    }
-
-    fn next_redelivery(dispatch: &mut Dispatch) -> Option<(BatchId, MemberId)> {
-        dispatch.next_redeliveries(&[], 1).pop()
-    }
+    use crate::core::dispatch::tests::{A, B, REDELIVER, batch, next_redelivery, shared_group_of};
 
     #[test]
     fn a_member_gets_one_batch_for_each_that_it_requested_whatever_their_size() {
@@ -164,7 +144,7 @@ mod tests {
 
     #[test]
     fn a_kept_batch_outlives_its_member_and_excludes_nobody() {
-        let (mut dispatch, now) = group_of(true, &[(A, 100), (B, 100)]);
+        let (mut dispatch, now) = shared_group_of(&[(A, 100), (B, 100)]);
         (0..3).for_each(|seq| dispatch.deliver(batch(seq), 5, A, now));
         dispatch.keep(B, batch(0));
         assert!(!dispatch.has_kept(), "B does not hold the batch");
@@ -176,7 +156,7 @@ mod tests {
         assert!(dispatch.nack_of_any(batch(1), REDELIVER, now));
         assert!(!dispatch.nack_of_any(batch(1), REDELIVER, now), "the batch waits already");
         assert!(dispatch.batches[&batch(1)].excluded.is_empty(), "no member held the batch");
-        assert_eq!(next_redelivery(&mut dispatch), Some((batch(1), B)));
+        assert_eq!(next_redelivery(&mut dispatch, &[]), Some((batch(1), B)));
         assert_eq!(dispatch.leave(B, now), [batch(1), batch(2)], "all but the kept batch");
         assert!(dispatch.has_kept());
         assert_eq!(dispatch.release_idle(), []);
@@ -187,15 +167,15 @@ mod tests {
 
     #[test]
     fn an_overdue_kept_batch_goes_to_a_member_that_joined_later() {
-        let (mut dispatch, now) = group_of(true, &[(A, 100)]);
+        let (mut dispatch, now) = shared_group_of(&[(A, 100)]);
         dispatch.deliver(batch(0), 5, A, now);
         dispatch.keep(A, batch(0));
         assert_eq!(dispatch.leave(A, now), []);
         dispatch.join(B, Credit::Messages(100));
-        assert_eq!(next_redelivery(&mut dispatch), None);
+        assert_eq!(next_redelivery(&mut dispatch, &[]), None);
         dispatch.handle_timers(now + REDELIVER);
         assert!(dispatch.batches[&batch(0)].excluded.is_empty(), "no member held the batch");
-        assert_eq!(next_redelivery(&mut dispatch), Some((batch(0), B)));
+        assert_eq!(next_redelivery(&mut dispatch, &[]), Some((batch(0), B)));
         dispatch.deliver(batch(0), 5, B, now + REDELIVER);
         assert_eq!(dispatch.release_all(), [batch(0)]);
         assert_eq!(dispatch.window(), 100);

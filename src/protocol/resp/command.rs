@@ -50,6 +50,15 @@ pub enum Command {
     Requests(Operation),
     /// AW.GET. The messages are in the vector that was passed.
     Get,
+    /// AW.TAKE, AW.ACK and AW.NACK.
+    Delivery(DeliveryCommand),
+    /// AW.STATUS.
+    Status,
+}
+
+/// A command about the batches of a group.
+#[derive(Debug, PartialEq, Eq)]
+pub enum DeliveryCommand {
     /// AW.TAKE.
     Take(Take),
     /// AW.ACK.
@@ -68,8 +77,6 @@ pub enum Command {
         /// The batches.
         batches: Vec<BatchId>,
     },
-    /// AW.STATUS.
-    Status,
 }
 
 /// The parameters of an AW.TAKE.
@@ -180,12 +187,16 @@ impl Usage {
             "AW.GET" => self.messages(arguments, 1, messages).map(|()| Command::Get),
             _ if arguments.count() < self.least => Err(self.malformed("arguments are missing")),
             "AW.TAKE" => self.take(arguments),
-            "AW.ACK" => Ok(Command::Ack { group: group(arguments)?, batches: self.batches(arguments, 2)? }),
+            "AW.ACK" => {
+                let (group, batches) = (group(arguments)?, self.batches(arguments, 2)?);
+                Ok(Command::Delivery(DeliveryCommand::Ack { group, batches }))
+            }
             "AW.NACK" => {
                 let delay =
                     number::<u32>(arguments.get(2)).ok_or_else(|| self.malformed("delay_ms is a number"))?;
                 let delay = Duration::from_millis(delay.into());
-                Ok(Command::Nack { group: group(arguments)?, delay, batches: self.batches(arguments, 3)? })
+                let (group, batches) = (group(arguments)?, self.batches(arguments, 3)?);
+                Ok(Command::Delivery(DeliveryCommand::Nack { group, delay, batches }))
             }
             _ if arguments.count() > 1 => Err(self.malformed("it has no arguments")),
             _ => Ok(Command::Status),
@@ -263,7 +274,7 @@ impl Usage {
             }
             next += 2;
         }
-        Ok(Command::Take(Take { group: group(arguments)?, count, wait, keep }))
+        Ok(Command::Delivery(DeliveryCommand::Take(Take { group: group(arguments)?, count, wait, keep })))
     }
 
     fn batches(&self, arguments: Arguments<'_>, first: usize) -> Result<Vec<BatchId>, Refusal> {
@@ -355,7 +366,9 @@ mod tests {
         let del = |withdraw| Command::Requests(Operation::Del { withdraw });
         let group = GroupName::default_group;
         let batch = BatchId { ring: 3, epoch: 1_700_000_000_000, tick: Tick(42), seq: 7 };
-        let take = |count, wait, keep| Command::Take(Take { group: group(), count, wait, keep });
+        let take = |count, wait, keep| {
+            Command::Delivery(DeliveryCommand::Take(Take { group: group(), count, wait, keep }))
+        };
         for (line, command, messages) in [
             ("AW.ADD 101:7 102", add(0, 1), vec![Message::new(101, 7), Message::from(102)]),
             ("aw.add attempt 3 TIMEOUT 5 000000000101:00", add(5, 3), vec![Message::from(101)]),
@@ -366,10 +379,18 @@ mod tests {
             ("AW.TAKE default", take(1, None, false), vec![]),
             ("AW.TAKE default KEEP BLOCK 0 COUNT 16", take(16, Some(Wait::Forever), true), vec![]),
             ("AW.TAKE default block 2000", take(1, Some(Wait::AtMost(Duration::from_secs(2))), false), vec![]),
-            ("AW.ACK default 3-1700000000000-42-7", Command::Ack { group: group(), batches: vec![batch] }, vec![]),
+            (
+                "AW.ACK default 3-1700000000000-42-7",
+                Command::Delivery(DeliveryCommand::Ack { group: group(), batches: vec![batch] }),
+                vec![],
+            ),
             (
                 "AW.NACK default 500 3-1700000000000-42-7",
-                Command::Nack { group: group(), delay: Duration::from_millis(500), batches: vec![batch] },
+                Command::Delivery(DeliveryCommand::Nack {
+                    group: group(),
+                    delay: Duration::from_millis(500),
+                    batches: vec![batch],
+                }),
                 vec![],
             ),
             ("aw.status", Command::Status, vec![]),

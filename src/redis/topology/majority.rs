@@ -105,7 +105,7 @@ impl Views {
 
     /// Returns the nodes that are asked too because other nodes report them, by address. In a Cluster, one report is
     /// enough. A Sentinel must be reported by a majority of the Sentinels that `--store` names. Otherwise one of them
-    /// could add voters of its own. At most [`MAX_NODES`] are asked, whatever several nodes report.
+    /// could add voters of its own. The limit of [`MAX_NODES`] applies to the sum of all reports.
     pub(crate) fn known(&self) -> BTreeMap<String, Endpoint> {
         let mut known: BTreeMap<String, (Endpoint, usize)> = BTreeMap::new();
         for view in self.by_node.values().filter(|view| self.is_named(view)) {

@@ -6,19 +6,18 @@
 use std::collections::{HashMap, VecDeque};
 use std::future::pending;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::oneshot;
 
 use crate::core::{BatchId, Delivery as Delivered, GroupName, Refusal};
 use crate::delivery::{Delivery, Subscription};
-use crate::protocol::resp::command::{Take, Wait};
+use crate::protocol::resp::command::{DeliveryCommand, Take, Wait};
 
 /// The commands that wait or run, and the groups of which the connection is a member.
 #[derive(Default)]
 pub(super) struct Deliveries {
     /// Commands with the numbers of their replies.
-    queue: VecDeque<(u64, DeliveryCommand)>,
+    queue: VecDeque<(u64, QueuedCommand)>,
     members: HashMap<GroupName, Subscription>,
     /// Whether a command runs.
     is_running: bool,
@@ -28,17 +27,8 @@ pub(super) struct Deliveries {
     to_keep: Vec<(GroupName, Vec<BatchId>)>,
 }
 
-pub(super) enum DeliveryCommand {
-    Take(Take),
-    Ack {
-        group: GroupName,
-        batches: Vec<BatchId>,
-    },
-    Nack {
-        group: GroupName,
-        delay: Duration,
-        batches: Vec<BatchId>,
-    },
+pub(super) enum QueuedCommand {
+    Delivery(DeliveryCommand),
     /// Leaves all groups, for RESET.
     Leave,
 }
@@ -71,7 +61,7 @@ impl Deliveries {
     }
 
     /// Adds a command. `number` is the number of its reply.
-    pub(super) fn push(&mut self, number: u64, command: DeliveryCommand) {
+    pub(super) fn push(&mut self, number: u64, command: QueuedCommand) {
         self.queue.push_back((number, command));
     }
 
@@ -82,7 +72,7 @@ impl Deliveries {
         }
         self.interrupt = None;
         for (_, command) in &mut self.queue {
-            if let DeliveryCommand::Take(take) = command {
+            if let QueuedCommand::Delivery(DeliveryCommand::Take(take)) = command {
                 take.wait = None;
             }
         }
@@ -102,12 +92,12 @@ impl Deliveries {
         let (interrupt, interrupted) = oneshot::channel();
         self.interrupt = Some(interrupt);
         let member = match &command {
-            DeliveryCommand::Take(take) => self.members.remove(&take.group),
-            DeliveryCommand::Leave => {
+            QueuedCommand::Delivery(DeliveryCommand::Take(take)) => self.members.remove(&take.group),
+            QueuedCommand::Leave => {
                 self.members.clear();
                 None
             }
-            _ => None,
+            QueuedCommand::Delivery(_) => None,
         };
         Some((number, run(command, member, interrupted, Arc::clone(delivery))))
     }
@@ -158,11 +148,15 @@ pub(super) enum Outcome {
 }
 
 async fn run(
-    command: DeliveryCommand,
+    command: QueuedCommand,
     member: Option<Subscription>,
     interrupted: oneshot::Receiver<()>,
     delivery: Arc<Delivery>,
 ) -> DeliveryReply {
+    let command = match command {
+        QueuedCommand::Delivery(command) => command,
+        QueuedCommand::Leave => return DeliveryReply::Left,
+    };
     match command {
         DeliveryCommand::Take(take) => {
             let member = match member {
@@ -181,7 +175,6 @@ async fn run(
         DeliveryCommand::Nack { group, delay, batches } => {
             DeliveryReply::Count(Ok(delivery.nack(&group, batches, delay).await))
         }
-        DeliveryCommand::Leave => DeliveryReply::Left,
     }
 }
 

@@ -92,7 +92,7 @@ impl Greeting {
         admit: &mut impl FnMut(&[u8]) -> Result<Admitted, Refusal>,
     ) -> Greeted {
         if is_http(arguments) {
-            warn!("an HTTP request came to --resp, and its connection is closed: HTTP is for --admin");
+            warn!("{HTTP_REFUSED}");
             return Greeted::Closed;
         }
         if !["AUTH", "HELLO", "QUIT", "RESET"].iter().any(|name| arguments.is(0, name)) {
@@ -147,6 +147,10 @@ impl Connection {
         if may_try_again { Greeted::Waiting } else { Greeted::Closed }
     }
 }
+
+/// The warning about an HTTP request.
+pub(super) const HTTP_REFUSED: &str =
+    "an HTTP request came to --resp, and its connection is closed: HTTP is for --admin";
 
 /// Returns whether the command is the beginning of an HTTP request with a body, or a header of one. A web page could
 /// send such a request; its body must not be read as commands.

@@ -8,8 +8,8 @@ use bytes::{Buf, BytesMut};
 use futures_util::FutureExt;
 
 use super::connection::{Action, Figures, unknown_command};
-use super::deliveries::DeliveryCommand;
-use super::greeting::{Greeted, is_http};
+use super::deliveries::QueuedCommand;
+use super::greeting::{Greeted, HTTP_REFUSED, is_http};
 use super::{Completed, CompletedCommand, Resp, encode_answer, reply};
 use crate::core::{Message, Operation, Refusal, RequestBatch, Submitted};
 use crate::protocol::resp::command::{Arguments, Command, Usage};
@@ -175,9 +175,7 @@ impl Session<Resp> {
                 });
                 return Ok(());
             }
-            Command::Take(take) => DeliveryCommand::Take(take),
-            Command::Ack { group, batches } => DeliveryCommand::Ack { group, batches },
-            Command::Nack { group, delay, batches } => DeliveryCommand::Nack { group, delay, batches },
+            Command::Delivery(command) => QueuedCommand::Delivery(command),
         };
         self.grant.check(Right::Consume)?;
         let number = self.protocol.replies.wait();
@@ -192,7 +190,7 @@ impl Session<Resp> {
             return self.refuse_in_transaction(arguments);
         }
         if is_http(arguments) {
-            tracing::warn!("an HTTP request came to --resp, and its connection is closed: HTTP is for --admin");
+            tracing::warn!("{HTTP_REFUSED}");
             return self.end();
         }
         if arguments.is(0, "MULTI") {
@@ -236,7 +234,7 @@ impl Session<Resp> {
                 self.protocol.refuses_transaction = false;
                 self.protocol.connection.reset();
                 let number = self.protocol.replies.wait();
-                self.protocol.deliveries.push(number, DeliveryCommand::Leave);
+                self.protocol.deliveries.push(number, QueuedCommand::Leave);
                 self.begin_delivery();
             }
             Action::Unknown => {
