@@ -17,6 +17,7 @@
 //! - `FAULT_RUN_RATE`: new messages a second; 25,000 with `FAULT_RUN_SECONDS`, and 2,000 without, beside other tests.
 
 mod cause;
+mod client;
 mod deliveries;
 mod faults;
 mod history;
@@ -26,6 +27,7 @@ mod peer;
 mod pressure;
 mod pulse;
 mod report;
+mod resp_peer;
 mod shared;
 mod stage;
 mod store;
@@ -38,9 +40,10 @@ use std::env;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use self::client::Protocol;
 use self::deliveries::{Deliveries, Key};
 use self::faults::{Kind, Topology};
 use self::history::{Breach, Wheel};
@@ -81,6 +84,11 @@ const LATE_AT_REST_MS: u64 = 1_000;
 
 /// How long after its first delivery a batch may still be on its way to another group.
 const UNDELIVERED: Duration = Duration::from_secs(15);
+
+/// Every second client speaks RESP, among them those on the other side of the network.
+fn protocol_of(client: usize) -> Protocol {
+    if client % 2 == 1 { Protocol::Resp } else { Protocol::Native }
+}
 
 fn setting(name: &str) -> Option<u32> {
     let value = env::var(name).ok()?;
@@ -123,7 +131,6 @@ fn run_on(topology: Topology, name: &str, network: Option<&Arc<Network>>) {
         "FAULT_RUN_SECONDS={seconds} FAULT_RUN_SEED={seed} FAULT_RUN_RATE={rate} cargo test --release --test main -- \
          fault_run::{name} --nocapture"
     );
-    println!("{command}");
     let mut stage = Stage::new(topology, WHEEL, network.cloned(), seed.into(), is_dense);
     let shared = stage.shared().clone();
     let subscribers: Vec<_> = GROUPS
@@ -133,7 +140,9 @@ fn run_on(topology: Topology, name: &str, network: Option<&Arc<Network>>) {
             // One of each group is on the other side.
             let side = usize::from(index == 1);
             let seed = u64::from(seed) + 100 + index as u64;
-            (group.name, on_side(network, side, || subscribers::start(&shared, side, group, seed)))
+            let protocol = protocol_of(index);
+            let start = || subscribers::start(&shared, side, protocol, group, seed);
+            (group.name, protocol, on_side(network, side, start))
         })
         .collect();
     wait_until("all groups are there", || {
@@ -144,7 +153,8 @@ fn run_on(topology: Topology, name: &str, network: Option<&Arc<Network>>) {
         .map(|index| {
             let (side, seed, first_id) =
                 (usize::from(index == 1), u64::from(seed + index), u64::from(index) << 40);
-            on_side(network, side, || Loader::start(WHEEL, &shared, side, seed, first_id, share))
+            let protocol = protocol_of(index as usize);
+            on_side(network, side, || Loader::start(WHEEL, &shared, side, protocol, seed, first_id, share))
         })
         .collect();
 
@@ -171,11 +181,24 @@ fn run_on(topology: Topology, name: &str, network: Option<&Arc<Network>>) {
         stage.timeline.insert(Kind::MachineStalled, stall);
     }
     shared.begin(Phase::Over);
-    let mut groups: BTreeMap<&str, Deliveries> = BTreeMap::new();
-    for (group, subscriber) in subscribers {
-        groups.entry(group).or_default().merge(subscriber.join().expect("every batch was well-formed"));
-    }
+    let groups = merged(subscribers);
+    assert!(ledgers.iter().all(|ledger| ledger.indices().end > 100), "a load generator added hardly anything");
     judge(stage, &ledgers, &groups, &command);
+}
+
+type Started = (&'static str, Protocol, JoinHandle<Deliveries>);
+
+/// The deliveries of each group. Subscribers of both protocols got some.
+fn merged(subscribers: Vec<Started>) -> BTreeMap<&'static str, Deliveries> {
+    let mut groups: BTreeMap<&str, Deliveries> = BTreeMap::new();
+    for (group, protocol, subscriber) in subscribers {
+        let deliveries = subscriber.join().expect("every batch was well-formed");
+        println!("a subscriber of {group} over {protocol:?} got {} deliveries", deliveries.total);
+        let is_fed = deliveries.total > 0 || group != PROMPT;
+        assert!(is_fed, "a prompt subscriber over {protocol:?} got nothing");
+        groups.entry(group).or_default().merge(deliveries);
+    }
+    groups
 }
 
 /// Waits until nothing is in flight, and every group has settled its batches.

@@ -1,4 +1,4 @@
-//! Load generators: logic nodes that add, acknowledge, re-arm and withdraw, and record every answer.
+//! Load generators: logic nodes that add, acknowledge, re-arm and withdraw, and record every answer. Half of them speak RESP.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,11 +8,10 @@ use std::time::{Duration, Instant};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
+use super::client::{Answered, Client, Deleted, Part, Protocol, Question};
 use super::history::Wheel;
 use super::ledger::{Answer, Exchange, Ledger};
-use super::peer::Peer;
 use super::shared::{Phase, Shared, Side};
-use crate::support::frames::{self, ACKED, Frame, LATE, OUTCOME_UNKNOWN, RETRYABLE, Request, UNKNOWN, WITHDRAWN};
 use crate::support::sleep_until;
 
 /// An answer that takes longer is given up, and the connection with it.
@@ -49,10 +48,11 @@ pub struct Loader {
     wheel: Wheel,
     shared: Arc<Shared>,
     side: Side,
+    protocol: Protocol,
     random: SmallRng,
     /// New messages a second.
     rate: f64,
-    connection: Option<(usize, Peer)>,
+    connection: Option<(usize, Client)>,
     floods: u32,
     /// The requests to send, by time; the number separates equal times.
     tasks: BTreeMap<(Instant, u64), (Task, Vec<u32>)>,
@@ -66,6 +66,7 @@ impl Loader {
         wheel: Wheel,
         shared: &Arc<Shared>,
         side: Side,
+        protocol: Protocol,
         seed: u64,
         first_id: u64,
         rate: f64,
@@ -74,6 +75,7 @@ impl Loader {
             wheel,
             shared: Arc::clone(shared),
             side,
+            protocol,
             random: SmallRng::seed_from_u64(seed),
             rate,
             connection: None,
@@ -150,30 +152,26 @@ impl Loader {
         }
     }
 
-    fn ids(&self, indices: &[u32]) -> Vec<u64> {
-        indices.iter().map(|index| self.ledger.id(*index)).collect()
-    }
-
     fn add(&mut self, indices: &[u32], attempt: u8) {
         let ack_timeout_ticks = self.random.random_range(1..=self.wheel.slots);
-        let request = frames::add(&self.ids(indices), ack_timeout_ticks, attempt);
-        let Some((exchange, answered)) = self.ask(&request, Some(ack_timeout_ticks)) else { return };
-        let rearmed = match &answered {
-            Answered::Frame(frame) => {
-                let (deadline, rearmed) = frame.added();
+        let Some(parts) = self.ask(Question::Add { ack_timeout_ticks, attempt }, indices) else { return };
+        let mut rest = indices;
+        for (exchange, (count, answered)) in parts {
+            let (of_part, behind) = rest.split_at(count);
+            rest = behind;
+            if let Answered::Added { deadline, .. } = answered {
                 self.ledger.record_deadline(exchange, deadline);
-                rearmed
             }
-            _ => Vec::new(),
-        };
-        for (position, index) in indices.iter().enumerate() {
-            let answer = match &answered {
-                Answered::Frame(_) if rearmed[position] => Answer::Rearmed,
-                Answered::Frame(_) => Answer::Added,
-                Answered::Refused => Answer::Refused,
-                Answered::Unclear => Answer::Unclear,
-            };
-            self.ledger.record(*index, exchange, answer);
+            for (position, index) in of_part.iter().enumerate() {
+                let answer = match &answered {
+                    Answered::Added { rearmed, .. } if rearmed[position] => Answer::Rearmed,
+                    Answered::Added { .. } => Answer::Added,
+                    Answered::Refused => Answer::Refused,
+                    Answered::Unclear => Answer::Unclear,
+                    Answered::Deleted(_) => panic!("an AddNewMsg is answered as a DelMsg"),
+                };
+                self.ledger.record(*index, exchange, answer);
+            }
         }
         self.plan(indices, ack_timeout_ticks, usize::from(attempt));
     }
@@ -220,26 +218,28 @@ impl Loader {
     }
 
     fn del(&mut self, indices: &[u32], task: Task) {
-        let withdraws = task == Task::Withdraw;
-        let ids = self.ids(indices);
-        let request = if withdraws { frames::withdraw(&ids) } else { frames::del(&ids) };
-        let Some((exchange, answered)) = self.ask(&request, None) else { return };
-        for (position, index) in indices.iter().enumerate() {
-            let answer = match &answered {
-                Answered::Refused => Answer::Refused,
-                Answered::Unclear => Answer::Unclear,
-                Answered::Frame(frame) => match frame.outcomes()[position] {
-                    ACKED if !withdraws => Answer::Done,
-                    WITHDRAWN if withdraws => Answer::Done,
-                    LATE => Answer::Late,
-                    UNKNOWN => Answer::Unknown,
-                    other => panic!("an outcome that was not asked for: {other}"),
-                },
-            };
-            self.ledger.record(*index, exchange, answer);
+        let Some(parts) = self.ask(Question::Del { withdraws: task == Task::Withdraw }, indices) else { return };
+        let failed = parts.iter().any(|(_, (_, answered))| !matches!(answered, Answered::Deleted(_)));
+        let mut rest = indices;
+        for (exchange, (count, answered)) in parts {
+            let (of_part, behind) = rest.split_at(count);
+            rest = behind;
+            for (position, index) in of_part.iter().enumerate() {
+                let answer = match &answered {
+                    Answered::Deleted(outcomes) => match outcomes[position] {
+                        Deleted::Done => Answer::Done,
+                        Deleted::Late => Answer::Late,
+                        Deleted::Unknown => Answer::Unknown,
+                        Deleted::Held => Answer::Unclear,
+                    },
+                    Answered::Refused => Answer::Refused,
+                    Answered::Unclear => Answer::Unclear,
+                    Answered::Added { .. } => panic!("a DelMsg is answered as an AddNewMsg"),
+                };
+                self.ledger.record(*index, exchange, answer);
+            }
         }
         // Repeating a DelMsg is harmless. One that failed is always repeated, as a logic node does.
-        let failed = !matches!(answered, Answered::Frame(_));
         let again: Vec<u32> = indices
             .iter()
             .copied()
@@ -250,43 +250,32 @@ impl Loader {
         self.at(Instant::now() + pause, task, again);
     }
 
-    /// Sends a request and records when; none if no sidecar could be reached.
-    fn ask(&mut self, request: &Request, ack_timeout_ticks: Option<u16>) -> Option<(u32, Answered)> {
+    /// Asks for messages and records when; none if no sidecar could be reached.
+    fn ask(&mut self, question: Question, indices: &[u32]) -> Option<Vec<(u32, Part)>> {
         let kept = self.connection.take().filter(|_| self.random.random_bool(0.95));
         let kept = kept.filter(|(place, _)| self.shared.reaches(self.side, *place));
-        let Some((place, mut peer)) = kept.or_else(|| self.shared.connect(self.side, &mut self.random)) else {
+        let Some((place, mut client)) =
+            kept.or_else(|| self.shared.connect(self.side, self.protocol, &mut self.random))
+        else {
             thread::sleep(RETRY);
             return None;
         };
         let patience = if self.random.random_bool(0.003) { Duration::from_millis(1) } else { GIVES_UP };
+        let ids: Vec<u64> = indices.iter().map(|index| self.ledger.id(*index)).collect();
+        // AW.ADD does not say which of several messages were in flight before.
+        let may_rearm = matches!(question, Question::Add { attempt: 2.., .. });
+        let is_pipelined = may_rearm || self.random.random_bool(0.2);
         let begun = Instant::now();
-        let frame = peer.ask_while(request, patience, || self.shared.reaches(self.side, place));
+        let parts = client.ask(question, &ids, is_pipelined, patience, || self.shared.reaches(self.side, place));
         let ended = Instant::now();
-        self.connection = (frame.is_some() && !peer.went_away).then_some((place, peer));
+        self.connection = client.goes_on().then_some((place, client));
         let place = u8::try_from(place).expect("few places");
-        let exchange = self.ledger.exchange(Exchange { begun, ended, place, ack_timeout_ticks, deadline: None });
-        Some((exchange, Answered::of(frame)))
-    }
-}
-
-/// The answer to a request frame.
-enum Answered {
-    Frame(Frame),
-    Refused,
-    /// No answer, or an Error with "outcome unknown".
-    Unclear,
-}
-
-impl Answered {
-    /// An Error must be a retryable one.
-    fn of(frame: Option<Frame>) -> Answered {
-        match frame {
-            Some(error) if error.kind == frames::ERROR => {
-                assert_eq!(error.flags & RETRYABLE, RETRYABLE, "{error:?}");
-                if error.flags & OUTCOME_UNKNOWN == 0 { Answered::Refused } else { Answered::Unclear }
-            }
-            Some(frame) => Answered::Frame(frame),
-            None => Answered::Unclear,
-        }
+        let ack_timeout_ticks = match question {
+            Question::Add { ack_timeout_ticks, .. } => Some(ack_timeout_ticks),
+            Question::Del { .. } => None,
+        };
+        let mut record =
+            || self.ledger.exchange(Exchange { begun, ended, place, ack_timeout_ticks, deadline: None });
+        Some(parts.into_iter().map(|part| (record(), part)).collect())
     }
 }

@@ -7,17 +7,17 @@ use std::time::{Duration, Instant};
 use crate::support::frames::{self, Frame, Request};
 
 /// How long an answer is waited for before a look whether the sidecar is still reached.
-const LOOK: Duration = Duration::from_millis(200);
+pub const LOOK: Duration = Duration::from_millis(200);
 
 /// How long a connection may take to be made, and its Hello to be answered.
-const GREETING: Duration = Duration::from_secs(2);
+pub const GREETING: Duration = Duration::from_secs(2);
 
 pub struct Peer {
     stream: TcpStream,
     input: Vec<u8>,
     correlation: u32,
-    /// It was asked to go, and to connect again elsewhere.
-    pub went_away: bool,
+    /// It was asked to connect again elsewhere, or an answer did not come.
+    pub is_over: bool,
 }
 
 /// The next event of a connection.
@@ -34,7 +34,7 @@ impl Peer {
     pub fn greeted(address: SocketAddr) -> Option<Peer> {
         let stream = TcpStream::connect_timeout(&address, GREETING).ok()?;
         stream.set_nodelay(true).ok()?;
-        let mut peer = Peer { stream, input: Vec::new(), correlation: 0, went_away: false };
+        let mut peer = Peer { stream, input: Vec::new(), correlation: 0, is_over: false };
         let welcome = peer.ask(&frames::hello((1, 1), b""), GREETING)?;
         (welcome.kind == frames::WELCOME).then_some(peer)
     }
@@ -58,6 +58,12 @@ impl Peer {
         patience: Duration,
         is_reached: impl Fn() -> bool,
     ) -> Option<Frame> {
+        let answer = self.answer(request, patience, is_reached);
+        self.is_over |= answer.is_none();
+        answer
+    }
+
+    fn answer(&mut self, request: &Request, patience: Duration, is_reached: impl Fn() -> bool) -> Option<Frame> {
         let correlation = self.request(request)?;
         let deadline = Instant::now() + patience;
         loop {
@@ -86,10 +92,10 @@ impl Peer {
                     let _ = self.stream.write_all(&pong.bytes(ping.correlation));
                 }
                 Some(frame) => {
-                    self.went_away |= frame.kind == frames::GO_AWAY;
+                    self.is_over |= frame.kind == frames::GO_AWAY;
                     return Came::Frame(frame);
                 }
-                None => match self.read(deadline) {
+                None => match read_until(&mut self.stream, &mut self.input, deadline) {
                     Some(0) => return Came::End,
                     Some(_) => {}
                     None => return Came::Nothing,
@@ -97,21 +103,21 @@ impl Peer {
             }
         }
     }
+}
 
-    /// How many bytes came: 0 at the end, none where nothing came until the deadline.
-    fn read(&mut self, deadline: Instant) -> Option<usize> {
-        let mut buffer = vec![0; 65_536];
-        let wait = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        let read = self.stream.set_read_timeout(Some(wait)).and_then(|()| self.stream.read(&mut buffer));
-        match read {
-            Ok(count) => {
-                self.input.extend(&buffer[..count]);
-                Some(count)
-            }
-            Err(error) => match error.kind() {
-                ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted => None,
-                _ => Some(0),
-            },
+/// How many bytes came: 0 at the end, none where nothing came until the deadline.
+pub fn read_until(stream: &mut TcpStream, input: &mut Vec<u8>, deadline: Instant) -> Option<usize> {
+    let mut buffer = vec![0; 65_536];
+    let wait = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+    let read = stream.set_read_timeout(Some(wait)).and_then(|()| stream.read(&mut buffer));
+    match read {
+        Ok(count) => {
+            input.extend(&buffer[..count]);
+            Some(count)
         }
+        Err(error) => match error.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted => None,
+            _ => Some(0),
+        },
     }
 }

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use rand::RngExt;
 use rand::rngs::SmallRng;
 
+use super::client::{Client, Protocol};
 use super::peer::Peer;
+use super::resp_peer::RespPeer;
 
 /// How far a run is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -38,10 +40,17 @@ impl Manners {
     const ALL: [Manners; 4] = [Manners::Usual, Manners::Disconnect, Manners::Hang, Manners::Nack];
 }
 
+/// The addresses of a sidecar.
+#[derive(Clone, Copy, Debug)]
+pub struct Listeners {
+    pub native: SocketAddr,
+    pub resp: SocketAddr,
+}
+
 #[derive(Debug)]
 pub struct Shared {
     /// Where the sidecar of each place listens; none where none runs.
-    listen: Mutex<Vec<Option<SocketAddr>>>,
+    listen: Mutex<Vec<Option<Listeners>>>,
     phase: AtomicU8,
     manners: AtomicU8,
     floods: AtomicU32,
@@ -68,8 +77,8 @@ impl Shared {
         }
     }
 
-    pub fn set_listen(&self, place: usize, address: Option<SocketAddr>) {
-        self.listen.lock().expect("no holder panics")[place] = address;
+    pub fn set_listen(&self, place: usize, listeners: Option<Listeners>) {
+        self.listen.lock().expect("no holder panics")[place] = listeners;
     }
 
     pub fn begin(&self, phase: Phase) {
@@ -108,16 +117,25 @@ impl Shared {
     }
 
     /// A connection to one of the sidecars, and its place; none if it does not answer.
-    pub fn connect(&self, side: Side, random: &mut SmallRng) -> Option<(usize, Peer)> {
-        let running: Vec<(usize, SocketAddr)> = {
+    pub fn connect(&self, side: Side, protocol: Protocol, random: &mut SmallRng) -> Option<(usize, Client)> {
+        let (place, listeners) = self.one_of(side, random)?;
+        let client = match protocol {
+            Protocol::Native => Client::Native(Peer::greeted(listeners.native)?),
+            Protocol::Resp => Client::Resp(RespPeer::connected(listeners.resp)?),
+        };
+        Some((place, client))
+    }
+
+    /// One of the sidecars that a side reaches.
+    fn one_of(&self, side: Side, random: &mut SmallRng) -> Option<(usize, Listeners)> {
+        let running: Vec<(usize, Listeners)> = {
             let listen = self.listen.lock().expect("no holder panics");
             (0..)
                 .zip(listen.iter())
-                .filter_map(|(place, address)| Some((place, (*address)?)))
+                .filter_map(|(place, listeners)| Some((place, (*listeners)?)))
                 .filter(|(place, _)| self.reaches(side, *place))
                 .collect()
         };
-        let (place, address) = *running.get(random.random_range(0..running.len().max(1)))?;
-        Some((place, Peer::greeted(address)?))
+        running.get(random.random_range(0..running.len().max(1))).copied()
     }
 }

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use super::faults::{Kind, Topology};
 use super::history::Wheel;
 use super::pressure::Pressure;
-use super::shared::{Shared, side_of};
+use super::shared::{Listeners, Shared, side_of};
 use super::store::{Store, on_side};
 use super::timeline::Timeline;
 use crate::support::clock::{Clock, FakeClock};
@@ -221,7 +221,7 @@ impl Stage {
         let place = &self.places[index];
         let sidecar = on_side(self.network.as_ref(), side_of(index), || {
             let address = format!("{}:0", network::here());
-            let mut command = program(&["serve", "--listen", &address, "--admin", &address]);
+            let mut command = program(&["serve", "--listen", &address, "--resp", &address, "--admin", &address]);
             command.args(["--tick", &tick, "--slots", &slots, "--redeliver-after", "2s"]);
             if !network::here().is_loopback() {
                 command.arg("--insecure");
@@ -238,7 +238,8 @@ impl Stage {
             Sidecar::spawn(&mut command)
         });
         self.logs.push(sidecar.log().clone());
-        self.shared.set_listen(index, Some(sidecar.listen));
+        let resp = sidecar.resp.expect("it was started with --resp");
+        self.shared.set_listen(index, Some(Listeners { native: sidecar.listen, resp }));
         self.places[index].sidecar = Some((sidecar, None));
     }
 

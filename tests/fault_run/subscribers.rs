@@ -7,14 +7,23 @@ use std::time::{Duration, Instant};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
+use super::client::{Client, Protocol};
 use super::deliveries::Deliveries;
 use super::peer::{Came, Peer};
+use super::resp_peer::RespPeer;
 use super::shared::{Manners, Phase, Shared, Side};
 use crate::support::frames;
 use crate::support::raw::Batch;
+use crate::support::resp::{Taken, command};
 
 /// How long a subscriber waits for a batch before it looks at the phase of the run.
 const LOOK: Duration = Duration::from_millis(50);
+
+/// How long a subscriber on RESP waits for a batch.
+const BLOCK: Duration = Duration::from_millis(500);
+
+/// How long it waits for the answer when it settles one.
+const GIVES_UP: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Copy, Debug)]
 pub struct Group {
@@ -25,7 +34,13 @@ pub struct Group {
 }
 
 /// Starts a subscriber, which ends with the run and returns all that was delivered to it.
-pub fn start(shared: &Arc<Shared>, side: Side, group: Group, seed: u64) -> JoinHandle<Deliveries> {
+pub fn start(
+    shared: &Arc<Shared>,
+    side: Side,
+    protocol: Protocol,
+    group: Group,
+    seed: u64,
+) -> JoinHandle<Deliveries> {
     let mut subscriber = Subscriber {
         shared: Arc::clone(shared),
         side,
@@ -35,8 +50,12 @@ pub fn start(shared: &Arc<Shared>, side: Side, group: Group, seed: u64) -> JoinH
     };
     thread::spawn(move || {
         while !subscriber.shared.is(Phase::Over) {
-            let connected = subscriber.shared.connect(subscriber.side, &mut subscriber.random);
-            if connected.and_then(|(place, peer)| subscriber.subscribe(place, peer)).is_none() {
+            let connected = subscriber.shared.connect(subscriber.side, protocol, &mut subscriber.random);
+            let consumed = connected.and_then(|(place, client)| match client {
+                Client::Native(peer) => subscriber.subscribe(place, peer),
+                Client::Resp(peer) => subscriber.take(place, peer),
+            });
+            if consumed.is_none() {
                 thread::sleep(LOOK);
             }
         }
@@ -59,7 +78,7 @@ impl Subscriber {
             if self.group.is_prompt { 1_000_000 } else { [1, 1_000, 100_000][self.random.random_range(0..3)] };
         peer.request(&frames::subscribe(self.group.name, credit, 0))?;
         let subscribed = Instant::now();
-        while !self.shared.is(Phase::Over) && !peer.went_away && self.shared.reaches(self.side, place) {
+        while !self.shared.is(Phase::Over) && !peer.is_over && self.shared.reaches(self.side, place) {
             let frame = match peer.receive(Instant::now() + LOOK) {
                 Came::End => return None,
                 Came::Frame(frame) if frame.kind == frames::TIMEOUT_BATCH => frame,
@@ -75,6 +94,33 @@ impl Subscriber {
                 Reaction::Silence => continue,
                 Reaction::Disconnect => return None,
             };
+        }
+        Some(())
+    }
+
+    /// Takes batches until the connection ends; none if the sidecar or the subscriber ended it.
+    fn take(&mut self, place: usize, mut peer: RespPeer) -> Option<()> {
+        let began = Instant::now();
+        let (shared, side) = (Arc::clone(&self.shared), self.side);
+        let reaches = || shared.reaches(side, place);
+        while !shared.is(Phase::Over) && !peer.is_over && reaches() {
+            let count = if self.group.is_prompt { "16" } else { ["1", "4", "16"][self.random.random_range(0..3)] };
+            let keep: &[&str] =
+                if !self.group.is_prompt && self.random.random_bool(0.3) { &["KEEP"] } else { &[] };
+            let options = [&["COUNT", count], keep].concat();
+            for taken in peer.take(self.group.name, &options, BLOCK, reaches)? {
+                let batch = batch_of(&taken);
+                self.deliveries.add(&batch, began, self.group.is_prompt);
+                let delay_ms = self.random.random_range(0..500).to_string();
+                let settle = match self.reaction() {
+                    Reaction::Ack => command(&["AW.ACK", self.group.name, &taken.batch]),
+                    Reaction::Nack => command(&["AW.NACK", self.group.name, &delay_ms, &taken.batch]),
+                    Reaction::Silence => continue,
+                    Reaction::Disconnect => return None,
+                };
+                // A refusal leaves the batch to a redelivery.
+                peer.ask(&[settle], GIVES_UP, reaches);
+            }
         }
         Some(())
     }
@@ -98,4 +144,37 @@ enum Reaction {
     Nack,
     Silence,
     Disconnect,
+}
+
+/// A batch as the native protocol has it.
+fn batch_of(taken: &Taken) -> Batch {
+    let numbers: Vec<u64> =
+        taken.batch.split('-').map(|number| number.parse().expect("the id of a batch is of numbers")).collect();
+    let [ring, epoch, tick, position] = numbers[..] else { panic!("no id of a batch: {}", taken.batch) };
+    let mut id = [0; 24];
+    id[..2].copy_from_slice(&u16::try_from(ring).expect("few rings").to_be_bytes());
+    id[4..8].copy_from_slice(&u32::try_from(position).expect("few batches of a tick").to_be_bytes());
+    id[8..16].copy_from_slice(&epoch.to_be_bytes());
+    id[16..].copy_from_slice(&tick.to_be_bytes());
+    let message = |text: &String| {
+        let (id, client) = text.split_once(':').unwrap_or((text, "0"));
+        (id.parse().expect("an id"), client.parse().expect("a client"))
+    };
+    let number = |number: i64| u64::try_from(number).expect("not negative");
+    let has = |flag: &str| taken.flags.split(' ').any(|word| word == flag);
+    Batch {
+        id,
+        tick,
+        epoch,
+        delivery: u32::try_from(taken.delivery).expect("few deliveries"),
+        age_ms: number(taken.age_ms),
+        added: number(taken.added),
+        acked: number(taken.acked),
+        last: has("last"),
+        storm: has("storm"),
+        drained: has("drained"),
+        messages: taken.messages.iter().map(message).collect(),
+        attempts: taken.attempts.iter().map(|attempt| u8::try_from(*attempt).expect("few attempts")).collect(),
+        arrived: Instant::now(),
+    }
 }

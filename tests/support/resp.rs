@@ -189,7 +189,8 @@ pub fn start(flags: &[&str]) -> Sidecar {
     Sidecar::spawn(serve(flags).args(["--resp", "127.0.0.1:0"]))
 }
 
-fn parse(input: &mut &[u8]) -> Option<Reply> {
+/// Takes a reply from the beginning of some bytes; none where it is not there as a whole.
+pub fn parse(input: &mut &[u8]) -> Option<Reply> {
     let end = input.windows(2).position(|bytes| bytes == b"\r\n")?;
     let head = std::str::from_utf8(&input[1..end]).expect("replies are text");
     let first = input[0];
