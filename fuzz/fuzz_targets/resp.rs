@@ -10,6 +10,8 @@ use std::ops::Range;
 use ackwheel::protocol::resp::command::{Arguments, Usage};
 use ackwheel::protocol::resp::parser::{Limits, Parser};
 use libfuzzer_sys::fuzz_target;
+use redis_protocol::resp2::decode::decode;
+use redis_protocol::resp2::types::OwnedFrame;
 
 fuzz_target!(|input: &[u8]| {
     let Some((how, bytes)) = input.split_first() else { return };
@@ -17,8 +19,20 @@ fuzz_target!(|input: &[u8]| {
     let whole = read(bytes, bytes.len().max(1), limits);
     let pieces = read(bytes, usize::from(how & 0x7f).max(1), limits);
     assert_eq!(pieces, whole, "it does not matter how bytes arrive");
-    whole.commands.iter().for_each(|(command, ranges)| is_parsed(command, ranges));
+    whole.commands.iter().for_each(|(command, ranges)| {
+        is_the_command_of_the_oracle(command, ranges);
+        is_parsed(command, ranges);
+    });
 });
+
+/// Compares a command with the frame of the crate redis-protocol, which knows no inline lines.
+fn is_the_command_of_the_oracle(command: &[u8], ranges: &[Range<usize>]) {
+    if command.first() != Some(&b'*') || ranges.is_empty() {
+        return;
+    }
+    let words = ranges.iter().map(|range| OwnedFrame::BulkString(command[range.clone()].to_vec())).collect();
+    assert_eq!(decode(command).unwrap(), Some((OwnedFrame::Array(words), command.len())));
+}
 
 /// The commands in some bytes, and the error that ended them.
 #[derive(Debug, PartialEq)]

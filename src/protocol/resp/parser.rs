@@ -252,6 +252,10 @@ fn number(input: &[u8], first: u8, what: &str) -> Result<Option<(i64, usize)>, P
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+    use redis_protocol::resp2::decode::decode;
+    use redis_protocol::resp2::types::OwnedFrame;
+
     use super::*;
 
     /// Parses all commands in an input that arrives in pieces of `piece` bytes.
@@ -290,6 +294,81 @@ mod tests {
         );
         for piece in 1..input.len() {
             assert_eq!(commands(input, piece).unwrap(), whole, "pieces of {piece}");
+        }
+    }
+
+    /// The length and the arguments of a command.
+    type Parsed = (usize, Vec<Vec<u8>>);
+
+    /// The first command by the crate redis-protocol, or none where it needs more bytes.
+    ///
+    /// Frames other than arrays of bulk strings are errors here.
+    fn by_the_oracle(input: &[u8]) -> Result<Option<Parsed>, ()> {
+        let words = |frames: Vec<OwnedFrame>| -> Result<Vec<_>, ()> {
+            frames
+                .into_iter()
+                .map(|frame| match frame {
+                    OwnedFrame::BulkString(word) => Ok(word),
+                    _ => Err(()),
+                })
+                .collect()
+        };
+        match decode(input) {
+            Ok(None) => Ok(None),
+            Ok(Some((OwnedFrame::Array(frames), length))) => Ok(Some((length, words(frames)?))),
+            Ok(Some(_)) | Err(_) => Err(()),
+        }
+    }
+
+    /// Commands as client libraries send them, of which some bytes are then changed.
+    fn nearly_commands() -> impl Strategy<Value = Vec<u8>> {
+        let word = prop::collection::vec(any::<u8>(), 0..12);
+        let commands = prop::collection::vec(prop::collection::vec(word, 1..5), 1..4);
+        let change = (any::<prop::sample::Index>(), prop::sample::select(b"*$:-+0129\r\nx".to_vec()));
+        (commands, prop::collection::vec(change, 0..3)).prop_map(|(commands, changes)| {
+            let mut input = Vec::new();
+            for words in commands {
+                input.extend(format!("*{}\r\n", words.len()).into_bytes());
+                for word in words {
+                    input.extend(format!("${}\r\n", word.len()).into_bytes());
+                    input.extend(&word);
+                    input.extend(b"\r\n");
+                }
+            }
+            for (at, byte) in changes {
+                *at.get_mut(&mut input) = byte;
+            }
+            input
+        })
+    }
+
+    proptest! {
+        /// An accepted command is the same for the oracle, and both wait for the same bytes.
+        #[test]
+        fn commands_are_those_of_another_parser(input in nearly_commands()) {
+            let (mut parser, mut rest) = (Parser::new(Limits::ADMITTED), &input[..]);
+            // Inline lines are not known to the oracle.
+            while rest.first() == Some(&b'*') {
+                let parsed = parser.parse(rest).map(|length| {
+                    length.map(|length| {
+                        let words = parser.arguments().iter().map(|range| rest[range.clone()].to_vec());
+                        (length, words.collect::<Vec<_>>())
+                    })
+                });
+                match (parsed, by_the_oracle(rest)) {
+                    (Ok(Some((length, words))), oracle) => {
+                        // A null array is no command for either, and needs no oracle.
+                        prop_assert!(words.is_empty() || oracle == Ok(Some((length, words))), "{oracle:?}");
+                        rest = &rest[length..];
+                    }
+                    (Ok(None), oracle) => {
+                        prop_assert!(!matches!(oracle, Ok(Some(_))), "{oracle:?}");
+                        break;
+                    }
+                    // The oracle does not look at the bytes behind a bulk string.
+                    (Err(_), _) => break,
+                }
+            }
         }
     }
 
