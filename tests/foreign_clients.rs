@@ -19,6 +19,7 @@ use ackwheel::protocol::frame::FrameType;
 use rustix::process::Signal;
 use serde::Deserialize;
 
+use crate::support::certificates::Files;
 use crate::support::frame_proxy::{FrameProxy, Planned, Trouble};
 use crate::support::process::{Process, Run, assert_names, lines};
 use crate::support::redis::Redis;
@@ -174,6 +175,12 @@ impl Language {
         Some(Run::of(command(words).arg(address.to_string()).arg(GROUP).args(token)))
     }
 
+    /// The same over TLS, where the authority in this file is trusted.
+    fn run_over_tls(&self, address: &str, ca: &Path) -> Run {
+        let words = self.scenario.as_ref().unwrap();
+        Run::of(command(words).args([address, GROUP, ""]).arg(ca))
+    }
+
     /// Runs the program that shows what the scenario does not, until the gate is there and it is done.
     fn show_manners(&self, address: SocketAddr, gate: &Path) -> Manners {
         let mut words = self.scenario.as_ref().unwrap().clone();
@@ -282,6 +289,24 @@ fn each_goes_on_where_it_was_when_connections_are_cut_or_fall_silent() {
         assert!(proxy.still_planned().is_empty(), "{}: {:?}", language.name, proxy.still_planned());
         assert!(figures.outcome_unknown >= 2 && figures.redelivered >= 1, "{}: {figures:?}", language.name);
         assert_seen(&sidecar, &watched(&watch));
+    });
+}
+
+#[test]
+fn each_speaks_tls_and_trusts_no_certificate_of_another_authority_or_host() {
+    let (files, ca) = Files::vouched_for();
+    let (_others, other_ca) = Files::vouched_for();
+    each(|language| {
+        let sidecar = Sidecar::start(&[&["--tick", "100ms", "--slots", "30"], &files.flags()[..]].concat());
+        let address = sidecar.listen.to_string();
+        language.figures(&language.run_over_tls(&address, &ca));
+        let by_name = format!("localhost:{}", sidecar.listen.port());
+        for (address, ca) in [(&address, &other_ca), (&by_name, &ca)] {
+            let error = language.run_over_tls(address, ca).error(1).to_lowercase();
+            let is_named = ["cert", "no name matching"].iter().any(|cause| error.contains(cause));
+            assert!(is_named, "{}: {error}", language.name);
+        }
+        assert_eq!(sidecar.metrics().count("messages_added_total"), 1_000, "{}", language.name);
     });
 }
 

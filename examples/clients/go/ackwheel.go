@@ -1,12 +1,14 @@
 // Package ackwheel is a client of ackwheel in one file, for version 1 of docs/PROTOCOL.md. When its connection is lost
 // it connects again and subscribes again. Requests that were not answered by then end with an *Error that says
 // OutcomeUnknown; while there is no connection they fail at once, not applied. The caller repeats what should be, except
-// for a BatchAck, which the client repeats: on the next connection, and when its batch comes again.
+// for a BatchAck, which the client repeats: on the next connection, and when its batch comes again. A Redis client
+// library needs no such file: see docs/RESP.md.
 package ackwheel
 
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/binary"
 	"fmt"
 	"net"
@@ -48,6 +50,7 @@ func (e *Error) Error() string { return fmt.Sprintf("%s (code %d)", e.Text, e.Co
 type Client struct {
 	Address, Token, Name, Group string             // Without a group there are no batches.
 	SubscribeFlags              uint8              // 1: ephemeral, 2: a new group begins with the next batch
+	TLS                         *tls.Config        // without one the connection is plain
 	Credit                      uint32             // how many messages of batches wait for their BatchAck at most
 	Batches                     chan *TimeoutBatch // made by Connect, and closed when the client ends
 	closing                     context.Context
@@ -208,7 +211,12 @@ func (c *Client) run(lost chan struct{}) {
 // connect connects and says Hello, unless that is done, and subscribes. Until that is granted requests are served, DelMsg above all.
 func (c *Client) connect(ctx context.Context, lost chan struct{}) (_ chan struct{}, err error) {
 	if lost == nil {
-		conn, failed := (&net.Dialer{Timeout: patience}).DialContext(ctx, "tcp", c.Address)
+		dialer := &net.Dialer{Timeout: patience}
+		dial := dialer.DialContext
+		if c.TLS != nil {
+			dial = (&tls.Dialer{NetDialer: dialer, Config: c.TLS}).DialContext
+		}
+		conn, failed := dial(ctx, "tcp", c.Address)
 		if failed != nil {
 			return nil, &Error{Retryable: true, Text: failed.Error()}
 		}

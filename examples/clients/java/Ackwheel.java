@@ -9,13 +9,14 @@ import java.util.concurrent.*;
 import java.util.concurrent.locks.LockSupport;
 import java.util.function.*;
 import java.util.stream.IntStream;
+import javax.net.ssl.*;
 
 /**
  * A client of ackwheel in one file, for Java 17 and version 1 of docs/PROTOCOL.md. When its connection is lost it connects again and
  * subscribes again. Requests that were not answered by then end with a {@link Failure} that says {@code outcomeUnknown}; without a
  * connection they fail at once, not applied. The caller repeats what should be, except for a batchAck, which the client repeats: on the next
  * connection, and when its batch comes again. Futures are completed by the thread that reads, which holds no lock then: do not block it.
- * Ids and clients are unsigned: see {@link Long#toUnsignedString(long)}.
+ * Ids and clients are unsigned: see {@link Long#toUnsignedString(long)}. A Redis client library needs no such file: see docs/RESP.md.
  */
 public final class Ackwheel implements AutoCloseable {
     private static final int HELLO = 0x01, PING = 0x02, GO_AWAY = 0x03, ADD_NEW_MSG = 0x10, DEL_MSG = 0x11;
@@ -42,7 +43,13 @@ public final class Ackwheel implements AutoCloseable {
     public enum Outcome { UNKNOWN, ACKED, LATE, WITHDRAWN }
 
     /** Without a group there are no batches. The credit is for messages in batches that are not acknowledged. */
-    public record Options(String host, int port, String token, String name, String group, int credit, boolean fromEnd) {}
+    public record Options(String host, int port, String token, String name, String group, int credit, boolean fromEnd,
+            SSLContext tls) {
+        /** Without TLS. */
+        public Options(String host, int port, String token, String name, String group, int credit, boolean fromEnd) {
+            this(host, port, token, name, group, credit, fromEnd, null);
+        }
+    }
 
     /** Why a request failed. Unless its outcome is unknown no part of it was applied; if retryable, try later. */
     public static final class Failure extends RuntimeException {
@@ -194,7 +201,7 @@ public final class Ackwheel implements AutoCloseable {
             try (Socket connection = socket) {
                 connection.setTcpNoDelay(true);
                 connection.connect(new InetSocketAddress(options.host, options.port), PATIENCE_MS);
-                read(connection);
+                read(options.tls == null ? connection : secure(connection));
             } catch (IOException | RuntimeException error) { // the latter if refused, or if a frame cannot be read
                 disconnect(error instanceof Failure why ? why : new Failure(0, false, true, error.toString())).run();
             }
@@ -223,6 +230,16 @@ public final class Ackwheel implements AutoCloseable {
         up = subscribed = false;
         batches.clear(); // They are redelivered.
         return () -> calls.forEach(call -> call.result.completeExceptionally(failure));
+    }
+
+    private Socket secure(Socket connection) throws IOException {
+        SSLSocket secured = (SSLSocket) options.tls.getSocketFactory().createSocket(connection, options.host, options.port, true);
+        SSLParameters parameters = secured.getSSLParameters();
+        parameters.setEndpointIdentificationAlgorithm("HTTPS"); // The certificate must be for this host.
+        secured.setSSLParameters(parameters);
+        secured.setSoTimeout(PATIENCE_MS);
+        secured.startHandshake();
+        return secured;
     }
 
     private void read(Socket connection) throws IOException {

@@ -1,3 +1,8 @@
+import java.io.InputStream;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.security.KeyStore;
+import java.security.cert.CertificateFactory;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Collections;
@@ -8,9 +13,11 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.function.Supplier;
+import javax.net.ssl.SSLContext;
+import javax.net.ssl.TrustManagerFactory;
 
 /**
- * The scenario that every client of examples/clients runs: java Scenario ADDR GROUP [TOKEN]
+ * The scenario that every client of examples/clients runs: java Scenario ADDR GROUP [TOKEN [CA]]
  *
  * <p>Adds 1,000 messages, acknowledges 900, and receives exactly the other 100 as timeouts, whatever happens to its
  * connection meanwhile. The first batch is given back once, and must be redelivered. Prints its figures as one line of
@@ -23,15 +30,16 @@ public final class Scenario {
     private final AtomicInteger outcomeUnknown = new AtomicInteger();
     private int timedOut, unexpected, givenBack, redelivered, drained;
 
-    public static void main(String[] arguments) throws InterruptedException {
-        if (arguments.length < 2 || arguments.length > 3) {
-            fail("usage: java Scenario ADDR GROUP [TOKEN]");
+    public static void main(String[] arguments) throws Exception {
+        if (arguments.length < 2 || arguments.length > 4) {
+            fail("usage: java Scenario ADDR GROUP [TOKEN [CA]]");
         }
         int colon = arguments[0].lastIndexOf(':');
-        String token = arguments.length == 3 ? arguments[2] : "";
+        String token = arguments.length > 2 ? arguments[2] : "";
+        SSLContext tls = arguments.length > 3 ? trusting(arguments[3]) : null;
         Scenario scenario = new Scenario();
         try (Ackwheel client = Ackwheel.connect(new Ackwheel.Options(arguments[0].substring(0, colon),
-                Integer.parseInt(arguments[0].substring(colon + 1)), token, "Scenario", arguments[1], 10_000, true))) {
+                Integer.parseInt(arguments[0].substring(colon + 1)), token, "Scenario", arguments[1], 10_000, true, tls))) {
             scenario.run(client);
         } catch (Ackwheel.Failure failure) {
             fail("code " + failure.code + ", retryable " + failure.retryable + ": " + failure.getMessage());
@@ -41,6 +49,20 @@ public final class Scenario {
                 || scenario.unexpected != 0) {
             fail("expected: 1,000 added, 900 acked, 100 timed out, nothing unexpected");
         }
+    }
+
+    /** TLS with the servers whose certificate the authority in this file has signed. */
+    private static SSLContext trusting(String file) throws Exception {
+        KeyStore authorities = KeyStore.getInstance(KeyStore.getDefaultType());
+        authorities.load(null, null);
+        try (InputStream pem = Files.newInputStream(Path.of(file))) {
+            authorities.setCertificateEntry("authority", CertificateFactory.getInstance("X.509").generateCertificate(pem));
+        }
+        TrustManagerFactory trust = TrustManagerFactory.getInstance(TrustManagerFactory.getDefaultAlgorithm());
+        trust.init(authorities);
+        SSLContext tls = SSLContext.getInstance("TLS");
+        tls.init(null, trust.getTrustManagers(), null);
+        return tls;
     }
 
     private static void fail(String why) {

@@ -10,7 +10,8 @@
             except AckwheelError as error:
                 print(error.text)                                     # and go on: the client repeats it
 
-It speaks version 1 of docs/PROTOCOL.md; when its connection is lost it connects and subscribes anew. What was not
+With `tls=ssl.create_default_context(cafile=...)` the connection is encrypted. A Redis client library needs no such file: see
+docs/RESP.md. It speaks version 1 of docs/PROTOCOL.md; when its connection is lost it connects and subscribes anew. What was not
 answered ends with an AckwheelError that says `outcome_unknown`; without a connection requests fail, not applied.
 Only a batch_ack is repeated by the client: on the next connection, and when its batch comes again, which is not handed
 out a second time. Code that blocks belongs into `asyncio.to_thread`: for as long as it holds the event loop up, no Ping
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import ssl
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
@@ -80,8 +82,8 @@ class Client:
     slots, tick_ms, max_messages, _ping_interval = 0xFFFF, 1_000, 32_768, 5.0  # until the server says its own
 
     def __init__(self, address: str, *, token: bytes = b"", name: str = "", group: str = "", credit: int = 10_000,
-                 from_end: bool = False, time_limit: float = 5.0) -> None:
-        self._host, _, self._port, self._time_limit = *address.rpartition(":"), time_limit
+                 from_end: bool = False, time_limit: float = 5.0, tls: ssl.SSLContext | None = None) -> None:
+        self._host, _, self._port, self._time_limit, self._tls = *address.rpartition(":"), time_limit, tls
         self._hello = struct.pack(">4sBBH", b"ACKW", 1, 1, len(token)) + token + _text(name)
         self._subscribe = (SUBSCRIBE, 2 * from_end, SUBSCRIBE_ID, struct.pack(">I", credit) + _text(group)) if group else ()
         self._unanswered: dict[int, asyncio.Future[Any]] = {}  # by correlation id
@@ -209,7 +211,7 @@ class Client:
         try:
             while self._lost.retryable and not self._closing:
                 try:
-                    opening = asyncio.open_connection(self._host.strip("[]"), self._port)
+                    opening = asyncio.open_connection(self._host.strip("[]"), self._port, ssl=self._tls)
                     reader, self._writer = await asyncio.wait_for(opening, self._time_limit)
                     self._send(HELLO, 0, HELLO_ID, self._hello)
                     await self._read(reader)

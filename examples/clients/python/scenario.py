@@ -1,4 +1,4 @@
-"""The scenario that every client of this folder runs: python3 scenario.py ADDR GROUP [TOKEN]
+"""The scenario that every client of this folder runs: python3 scenario.py ADDR GROUP [TOKEN [CA]]
 
 Adds 1,000 messages, acknowledges 900, and receives exactly the other 100 as timeouts, whatever happens to its
 connection meanwhile. The first batch is given back once, and must come again. Prints its figures as one line of
@@ -7,6 +7,7 @@ JSON; exits with 1 and says why if they are wrong.
 
 import asyncio
 import json
+import ssl
 import sys
 from collections import Counter
 from types import SimpleNamespace
@@ -83,10 +84,11 @@ async def give_back(client, batch):
         return False  # With the connection it is given back too.
 
 
-async def run(address, group, token):
+async def run(address, group, token, ca):
     names = "added", "acked", "timed_out", "unexpected", "given_back", "redelivered", "drained", "outcome_unknown"
     figures = Counter(dict.fromkeys(names, 0))
-    async with Client(address, token=token.encode(), name="scenario.py", group=group, from_end=True) as client:
+    tls = ssl.create_default_context(cafile=ca) if ca else None
+    async with Client(address, token=token.encode(), name="scenario.py", group=group, from_end=True, tls=tls) as client:
         listening = asyncio.create_task(listen(client, figures))
         # All requests of a step are in flight at once.
         await asyncio.gather(*(add(client, figures, MESSAGES[i : i + 50]) for i in range(0, 1_000, 50)))
@@ -98,10 +100,10 @@ async def run(address, group, token):
 
 
 def main():
-    if len(sys.argv) not in (3, 4):
+    if len(sys.argv) not in (3, 4, 5):
         sys.exit(__doc__.splitlines()[0])
     try:
-        figures = asyncio.run(run(*sys.argv[1:], *[""] * (4 - len(sys.argv))))
+        figures = asyncio.run(run(*sys.argv[1:], *[""] * (5 - len(sys.argv))))
     except AckwheelError as error:
         sys.exit(f"code {error.code}, retryable {error.retryable}: {error.text}")
     print(json.dumps(figures))

@@ -1,4 +1,4 @@
-// The scenario that every client of examples/clients runs: go run ./scenario ADDR GROUP [TOKEN]
+// The scenario that every client of examples/clients runs: go run ./scenario ADDR GROUP [TOKEN [CA]]
 //
 // Adds 1,000 messages, acknowledges 900, and receives exactly the other 100 as timeouts, whatever happens to its
 // connection meanwhile. The first batch is given back once, and must be redelivered. Prints its figures as one line of
@@ -8,6 +8,8 @@ package main
 import (
 	"ackwheel"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -38,12 +40,15 @@ type scenario struct {
 }
 
 func main() {
-	if len(os.Args) < 3 || len(os.Args) > 4 {
-		fail(errors.New("usage: go run ./scenario ADDR GROUP [TOKEN]"))
+	if len(os.Args) < 3 || len(os.Args) > 5 {
+		fail(errors.New("usage: go run ./scenario ADDR GROUP [TOKEN [CA]]"))
 	}
 	token := append(os.Args, "")[3]
 	client := &ackwheel.Client{Address: os.Args[1], Group: os.Args[2], Token: token, Name: "scenario.go",
 		SubscribeFlags: 2, Credit: 10_000}
+	if len(os.Args) == 5 {
+		client.TLS = trusting(os.Args[4])
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	if err := client.Connect(ctx); err != nil {
@@ -59,6 +64,19 @@ func main() {
 	if s.Added != 1_000 || s.Acked != 900 || s.TimedOut != 100 || s.Unexpected != 0 {
 		fail(errors.New("expected: 1,000 added, 900 acked, 100 timed out, nothing unexpected"))
 	}
+}
+
+// trusting is TLS with the servers whose certificate the authority in this file has signed.
+func trusting(file string) *tls.Config {
+	pem, err := os.ReadFile(file)
+	if err != nil {
+		fail(err)
+	}
+	authorities := x509.NewCertPool()
+	if !authorities.AppendCertsFromPEM(pem) {
+		fail(errors.New(file + " has no certificate"))
+	}
+	return &tls.Config{RootCAs: authorities}
 }
 
 func fail(err error) {
