@@ -1,6 +1,8 @@
 //! docs/PROTOCOL.md says what the codec does: its examples are decoded and encoded, its tables compared.
 
 use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 use ackwheel::core::{MAX_BATCH_MESSAGES, MAX_GROUPS, MAX_NAME_LENGTH, Promise, Reason};
 use ackwheel::protocol::frame::{
@@ -9,6 +11,8 @@ use ackwheel::protocol::frame::{
 use ackwheel::protocol::{Body, Codec, DecodeError, Decoded};
 use bytes::BytesMut;
 use serde::Deserialize;
+
+use crate::support::skipped::skip;
 
 /// A fenced block: "```kind name: sentence", then bytes in hexadecimal with comments.
 struct Example {
@@ -117,6 +121,22 @@ fn the_file_of_vectors_has_every_example_and_more() {
         assert!(bytes.contains(&example), "line {line}: docs/protocol-vectors.json lacks it");
     }
     assert!(vectors.len() >= 40, "only {} vectors", vectors.len());
+}
+
+#[test]
+fn the_program_of_the_page_on_clients_reads_all_vectors() {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
+    let page = std::fs::read_to_string(docs.join("CLIENTS.md")).unwrap();
+    let (_, program) = page.split_once("```python\n").expect("the page has a program");
+    let mut python = Command::new("python3");
+    python.args(["-B", "-c", program.split("```").next().unwrap()]).current_dir(docs);
+    match python.stdin(Stdio::null()).output() {
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && said.contains("frames, whole and in pieces"), "{output:?}");
+        }
+        Err(error) => skip(&format!("the program of docs/CLIENTS.md, because python3 cannot be run: {error}")),
+    }
 }
 
 #[test]
