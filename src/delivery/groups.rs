@@ -6,7 +6,6 @@ mod commands;
 
 use std::collections::HashMap;
 use std::hash::BuildHasher;
-use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -97,6 +96,8 @@ struct GroupTask {
     may_take: bool,
     /// Whether the store refused during the last delivery. Only the beginning and the end of refusals are logged.
     refused: bool,
+    /// Whether the store answered a call of the current round.
+    was_answered: bool,
 }
 
 /// A request that is answered after the next delivery.
@@ -131,6 +132,7 @@ impl GroupTask {
             is_ending: false,
             may_take: true,
             refused: false,
+            was_answered: false,
         };
         tokio::spawn(task.run());
         handle
@@ -171,9 +173,14 @@ impl GroupTask {
     /// Returns how long to wait before the next attempt, or `None` if the store did not refuse. Logs when refusals
     /// begin and end.
     fn retry_after(&mut self, delivered: Result<(), Refusal>) -> Option<Duration> {
-        let was_refused = mem::replace(&mut self.refused, delivered.is_err());
+        let is_refused = delivered.is_err();
+        // A round without a call of the store, because no member wants a batch, says nothing about the store.
+        let was_refused = self.refused;
+        self.refused = is_refused || (was_refused && !self.was_answered);
         match delivered {
-            Ok(()) if was_refused => info!(group = %self.name, "batches are taken from the store again"),
+            Ok(()) if was_refused && !self.refused => {
+                info!(group = %self.name, "batches are taken from the store again");
+            }
             Err(refusal) if !was_refused => warn!(
                 group = %self.name,
                 %refusal,
@@ -181,7 +188,7 @@ impl GroupTask {
             ),
             _ => {}
         }
-        self.refused.then_some(RETRY)
+        is_refused.then_some(RETRY)
     }
 
     /// Delivers batches to members with free credit: first redeliveries, then new batches. Between these two steps,
@@ -189,6 +196,7 @@ impl GroupTask {
     /// refuses one step, the next steps still run. Once a command is queued, each step makes at most one more call of
     /// the store. The second result is `false` if a command ended the delivery early.
     async fn deliver(&mut self) -> (Result<(), Refusal>, bool) {
+        self.was_answered = false;
         self.dispatch.handle_timers(self.delivery.clock.stall_aware_now());
         self.dispatch.record_all_unread(|member| {
             self.senders.get(&member).map(|sender| sender.unread.load(Ordering::Relaxed))
@@ -213,6 +221,7 @@ impl GroupTask {
             let batches: Vec<BatchId> = next.iter().map(|(batch, _)| *batch).collect();
             match outbox.retake(&self.name, &batches, self.delivery.clock.now()).await {
                 Ok(taken) => {
+                    self.was_answered = true;
                     let mut taken: HashMap<BatchId, Delivered> =
                         taken.into_iter().map(|delivery| (delivery.batch.id, delivery)).collect();
                     for (batch, member) in next {
@@ -256,7 +265,7 @@ impl GroupTask {
                 Ok(deliveries) => deliveries,
                 Err(refusal) => return (Err(refusal), true),
             };
-            self.may_take = !deliveries.is_empty();
+            (self.may_take, self.was_answered) = (!deliveries.is_empty(), true);
             for delivery in deliveries {
                 let member = self.dispatch.next_member().expect("no more was taken than there was room for");
                 self.send(delivery, member);

@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use super::faults::{Kind, Topology};
 use super::pressure::Pressure;
 use super::shared::Manners;
-use super::stage::{Ongoing, Remedy, Stage, Subject};
+use super::stage::{Ongoing, READER_LEAVES, Remedy, Stage, Subject};
 use crate::support::clock::Clock;
 
 /// The offsets that clocks are set to, in seconds.
@@ -120,7 +120,7 @@ impl Stage {
             }
             Kind::LogReaderGone => {
                 self.sidecar(index).log().close();
-                self.sidecar(index).write_to_log("the reader leaves\n");
+                self.sidecar(index).write_to_log(&format!("{READER_LEAVES}\n"));
                 self.lasts(kind, None, 2_000..2_001, Remedy::Ebb);
             }
             Kind::AnswerLost => {
