@@ -5,7 +5,8 @@ const PORT = Number(process.env.PORT || 7417), TOKEN = process.env.TOKEN
 const storeOffline = async (id, client = '0') => console.log('offline', id, client)
 
 async function main() {
-  const redis = new Redis({ port: PORT, password: TOKEN })
+  const redis = new Redis({ port: PORT, password: TOKEN, maxRetriesPerRequest: null })
+  redis.on('error', (error) => console.log(error.message)) // It connects again by itself.
   const taker = redis.duplicate() // A connection that only takes.
   await redis.call('AW.ADD', '101:7', '102:8') // before the push
   console.log(await redis.call('AW.DEL', '101:7')) // the Ack of the phone: [ 'acked' ]
