@@ -1,6 +1,5 @@
-//! Runs a task for each group with subscribers on this sidecar. The task takes batches from the outbox and delivers
-//! them to these subscribers, which are the *members* of the group. The *credit* of a member limits the messages in the
-//! batches that it has not acknowledged.
+//! Runs a task for each group with subscribers on this sidecar, the *members* of the group. The task takes batches from
+//! the outbox and delivers them. The *credit* of a member limits the messages in its unacknowledged batches.
 
 mod commands;
 
@@ -94,7 +93,7 @@ struct GroupTask {
     is_ending: bool,
     /// Whether the outbox may have batches that this task has not taken.
     may_take: bool,
-    /// Whether the store refused during the last delivery. Only the beginning and the end of refusals are logged.
+    /// Whether the store refused last. Only the beginning and the end of refusals are logged.
     refused: bool,
     /// Whether the store answered a call of the current round.
     was_answered: bool,
@@ -160,8 +159,7 @@ impl GroupTask {
             tokio::select! {
                 Some(command) = self.commands.recv() => {
                     received = Some(command);
-                    // With the memory store this task never waits for I/O. So yield here, or connections on the same
-                    // thread could not read.
+                    // With the memory store this task may never wait, and connections of its thread could not read.
                     yield_now().await;
                 }
                 () = self.new_batches.notified() => self.may_take = true,
@@ -170,25 +168,21 @@ impl GroupTask {
         }
     }
 
-    /// Returns how long to wait before the next attempt, or `None` if the store did not refuse. Logs when refusals
-    /// begin and end.
+    /// Returns how long to wait after a refusal, or `None` without one. Logs when refusals begin and end.
     fn retry_after(&mut self, delivered: Result<(), Refusal>) -> Option<Duration> {
-        let is_refused = delivered.is_err();
-        // A round without a call of the store, because no member wants a batch, says nothing about the store.
         let was_refused = self.refused;
-        self.refused = is_refused || (was_refused && !self.was_answered);
-        match delivered {
-            Ok(()) if was_refused && !self.refused => {
-                info!(group = %self.name, "batches are taken from the store again");
-            }
-            Err(refusal) if !was_refused => warn!(
+        // A round without a call of the store, because no member wants a batch, says nothing about the store.
+        self.refused = delivered.is_err() || (was_refused && !self.was_answered);
+        match &delivered {
+            _ if self.refused == was_refused => {}
+            Ok(()) => info!(group = %self.name, "batches are taken from the store again"),
+            Err(refusal) => warn!(
                 group = %self.name,
                 %refusal,
                 "batches could not be taken from the store; trying again every {RETRY:?}: look at the store"
             ),
-            _ => {}
         }
-        is_refused.then_some(RETRY)
+        delivered.is_err().then_some(RETRY)
     }
 
     /// Delivers batches to members with free credit: first redeliveries, then new batches. Between these two steps,
