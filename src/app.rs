@@ -13,7 +13,7 @@ use futures_util::future::OptionFuture;
 use rustix::system::uname;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
-use tracing::{Instrument, Span, error, error_span, info, warn};
+use tracing::{Instrument, Span, error_span, info, warn};
 
 use crate::admin::{self, Health};
 use crate::clock::Clock;
@@ -21,7 +21,7 @@ use crate::config::{Config, RedisConfig};
 use crate::core::{CombinedOutbox, Rings, Store};
 use crate::delivery::Delivery;
 use crate::logging;
-use crate::memory::{MemoryOptions, MemoryStore, Recovery, StateError};
+use crate::memory::{JournalError, MemoryOptions, MemoryStore};
 use crate::metrics::{Metrics, gauge_value};
 use crate::process::thread::RuntimeThread;
 use crate::redis::{RedisOptions, RedisStore, RedisStoreError, StoreUrl};
@@ -103,8 +103,6 @@ impl Sidecar {
         if config.redis.is_some() {
             info!(listen = %address, admin = %admin_address, "opening the store");
         }
-        // Open the store after all other steps that can fail: opening removes the state file, so a later failure would
-        // lose its messages.
         let store = open(&config, &name, &clock, &metrics).await?;
         // Opening the store may have taken long. Without this beat of the clock, the ticker would take that time for a
         // stall of the process.
@@ -155,7 +153,7 @@ async fn open_store(
     metrics: &Arc<Metrics>,
 ) -> Result<Arc<dyn Store>, StartError> {
     let Some(RedisConfig(options)) = &config.redis else {
-        return Ok(Arc::new(open_memory(config, clock, metrics)?));
+        return Ok(Arc::new(open_memory(config, clock)?));
     };
     let options = RedisOptions { name: name.to_owned(), ..options.clone() };
     match RedisStore::open(&options, clock, metrics).await {
@@ -164,7 +162,7 @@ async fn open_store(
     }
 }
 
-fn open_memory(config: &Config, clock: &Clock, metrics: &Metrics) -> Result<MemoryStore, StateError> {
+fn open_memory(config: &Config, clock: &Arc<Clock>) -> Result<MemoryStore, JournalError> {
     let options = MemoryOptions {
         wheel: config.wheel,
         storm: config.storm,
@@ -172,29 +170,16 @@ fn open_memory(config: &Config, clock: &Clock, metrics: &Metrics) -> Result<Memo
         max_in_flight: config.max_in_flight,
         threads: config.threads,
     };
-    let (store, recovery) = MemoryStore::open(options, config.state_file.clone(), clock.moment())?;
-    let path = config.state_file.as_ref().map(|path| path.display().to_string());
-    match recovery {
-        Recovery::Restored(messages) => {
-            info!(messages, path, "messages in flight taken over from the state file");
-            if messages > 0 {
-                // No client could send Acks while no sidecar ran. So the next tick expires only after clients had time
-                // to connect.
-                store.wait_for_clients(clock.now());
-            }
-        }
-        Recovery::Lost => {
-            metrics.memory_lost.set(1);
-            error!(
-                path,
-                "the sidecar before this one ended without a drain, and its messages in flight are lost: no batch reports them; \
-                 look at the sessions that were pushed to within the last ack timeout"
-            );
-        }
-        Recovery::Empty if path.is_some() => {
-            info!(path, "there is no state file yet, and the wheel begins empty");
-        }
-        Recovery::Empty => {}
+    let Some(journal) = &config.journal else { return Ok(MemoryStore::new(options, clock.moment())) };
+    let (store, recovered) = MemoryStore::open(options, journal, clock)?;
+    let (messages, path) = (recovered.in_flight, journal.folder.display());
+    if recovered.is_old {
+        info!(messages, %path, "messages in flight taken over from the journal");
+        // No client could send Acks while no sidecar ran. So the next tick expires only after clients had time to
+        // connect.
+        store.wait_for_clients(clock.now());
+    } else {
+        info!(%path, "there is no journal yet, and the wheel begins empty");
     }
     Ok(store)
 }
@@ -287,7 +272,7 @@ pub enum StartError {
     Thread(io::Error),
     /// The memory store could not be opened.
     #[error(transparent)]
-    Memory(#[from] StateError),
+    Memory(#[from] JournalError),
     /// The Redis store could not be opened.
     #[error("--store {url}: {cause}")]
     Redis {

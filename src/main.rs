@@ -10,6 +10,7 @@ use ackwheel::app::{self, Sidecar};
 use ackwheel::cli::{self, Failure, Serve};
 use ackwheel::config::Config;
 use ackwheel::process::panics;
+use ackwheel::process::parking;
 use ackwheel::process::stop_signals::StopSignals;
 use ackwheel::process::systemd::ServiceManager;
 use ackwheel::{clock, logging};
@@ -32,8 +33,11 @@ fn serve(arguments: Serve) -> Result<(), Failure> {
     for warning in &config.warnings {
         warn!("{warning}");
     }
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(config.threads).enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(config.threads)
+        .on_thread_park(parking::hook())
+        .enable_all()
+        .build()?;
     runtime.spawn(logging::report_left_out());
     let outcome = runtime.block_on(run_sidecar(config));
     // Do not wait for Tokio's blocking threads: they run only name lookups, and a resolver may never answer.

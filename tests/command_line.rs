@@ -290,8 +290,8 @@ fn keys(object: &Value) -> Vec<String> {
 #[test]
 fn a_watch_comes_back_when_the_sidecar_does() {
     let folder = tempfile::tempdir().unwrap();
-    let (socket, state) = (folder.path().join("socket"), folder.path().join("state"));
-    let flags = ["--tick", "100ms", "--socket", socket.to_str().unwrap(), "--state", state.to_str().unwrap()];
+    let (socket, journal) = (folder.path().join("socket"), folder.path().join("journal"));
+    let flags = ["--tick", "100ms", "--socket", socket.to_str().unwrap(), "--journal", journal.to_str().unwrap()];
     let address = format!("unix:{}", socket.display());
     let add = |id| Run::of(&mut program(&["add", "--ack-timeout-ticks", "1", id, "--addr", &address]));
 

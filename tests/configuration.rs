@@ -63,7 +63,7 @@ fn a_wrong_setting_ends_with_64_and_names_value_and_remedy() {
         (["--lease", "100ms"], ["100ms", "500ms to 60s"]),
         (["--catch-up-max-ticks", "17"], ["17", "0 to 16"]),
         (["--slots", "241"], ["241", "240"]),
-        (["--state", "file"], ["--state file", "Redis keeps"]),
+        (["--journal", "folder"], ["--journal folder", "Redis keeps"]),
     ] {
         assert_refused(&[redis, flags].concat(), &words);
     }
@@ -205,7 +205,7 @@ fn a_file_with_an_unknown_key_or_a_wrong_value_is_refused_by_name() {
         ("tick = \"soon\"\n", &["tick", "soon"]),
         ("tick = 1\n", &["(tick)", "such as \"15s\""]),
         ("max_in_flight = 9\n", &["max-in-flight is meant"]),
-        ("state = \"\"\n", &["--state is empty", "leave it out"]),
+        ("journal = \"\"\n", &["--journal is empty", "leave it out"]),
         ("slots = \n", &["line 1"]),
         ("slots = 5\nstor = \"redis://:secret@h:1\"\n", &["stor", "line 2", "store"]),
         ("store = \"redis://:secret@h:1\n", &["line 1"]),
@@ -241,7 +241,7 @@ fn a_url_in_a_wrong_place_is_not_shown() {
         ("namespace", &["--namespace"]),
         ("log", &["--log"]),
         ("token-file", &["--token-file"]),
-        ("state", &["--state"]),
+        ("journal", &["--journal"]),
     ] {
         let flag = format!("--{key}");
         let variable = format!("ACKWHEEL_{}", key.replace('-', "_").to_uppercase());
@@ -291,12 +291,12 @@ fn an_error_tells_where_a_setting_stands_that_is_not_on_the_command_line() {
 #[test]
 fn checking_the_settings_serves_nothing_and_touches_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    let (state, socket) = (folder.path().join("state"), folder.path().join("socket"));
-    let flags = ["--state", state.to_str().unwrap(), "--socket", socket.to_str().unwrap()];
+    let (journal, socket) = (folder.path().join("journal"), folder.path().join("socket"));
+    let flags = ["--journal", journal.to_str().unwrap(), "--socket", socket.to_str().unwrap()];
     let file = file_with(&folder, "slots = 60\ntick = \"1s\"\nlisten = \"127.0.0.1:0\"\n");
     let run = Run::of(program(&["serve", "--check-config", "--config"]).arg(&file).args(flags));
     assert_eq!(run.output(), "the configuration is right\n");
-    assert!(!state.exists() && !socket.exists());
+    assert!(!journal.exists() && !socket.exists());
 }
 
 #[test]

@@ -103,7 +103,7 @@ fn batches_that_no_subscriber_took_are_named_in_the_log() {
     let took = sidecar.terminate();
     assert!(took < Duration::from_secs(4), "nobody to wait for, and yet it took {took:?}");
     let line = sidecar.log().line("did not acknowledge its last batches").expect("a person is told");
-    assert_names(&line, &["ERROR", "default", "--state"]);
+    assert_names(&line, &["ERROR", "default", "--journal"]);
     let lost = "ackwheel: the drain lost 0 messages that were not delivered, and 1 batches with 3 messages";
     assert_names(&sidecar.log().whole(), &[lost]);
 }

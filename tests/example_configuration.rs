@@ -25,7 +25,7 @@ const EXAMPLES: [(&str, &str); 15] = [
     ("tls-cert", "there is no TLS"),
     ("tls-key", "there is no TLS"),
     ("tls-client-ca", "no client certificate is asked for"),
-    ("state", "nothing is kept"),
+    ("journal", "nothing is kept"),
     ("threads", "it depends on the number of processors"),
     ("redis-password-file", "there is no password"),
     ("sentinel-password-file", "there is no password"),
@@ -140,7 +140,7 @@ fn every_key_uncommented_is_right_in_the_eyes_of_the_program() {
     }
     let others = |key: &str| !CREDENTIALS.contains(&key) && !files.iter().any(|(file, ..)| *file == key);
     let memory = uncommented(|key| others(key) && !REDIS_ONLY.contains(&key));
-    let redis = uncommented(|key| others(key) && key != "state" && key != "store");
+    let redis = uncommented(|key| others(key) && !key.starts_with("journal") && key != "store");
     let mut secured = redis.clone() + "store = \"rediss-sentinel://im@127.0.0.1?master=im&sentinel_user=im\"\n";
     for (key, name) in CREDENTIALS.iter().zip(["token", "token", "tls.crt", "tls.crt", "tls.key"]) {
         let _ = writeln!(secured, "{key} = {:?}", folder.path().join(name));

@@ -14,6 +14,7 @@
 //! - `FAULT_RUN_SECONDS`: how long faults happen; 8 if not set.
 //! - `FAULT_RUN_SEED`: the order of faults and the load; 1 if not set. Processes and threads add chance of their own.
 //! - `FAULT_RUN_LOGS`: a folder for the logs of all sidecars, each in a file; none if not set.
+//! - `FAULT_RUN_ONLY`: the name of the only fault that happens, for example `sidecar killed`; all if not set.
 //! - `FAULT_RUN_RATE`: new messages a second; 25,000 with `FAULT_RUN_SECONDS`, and 2,000 without, beside other tests.
 
 mod cause;

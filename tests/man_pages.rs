@@ -24,7 +24,8 @@ fn cli() -> clap::Command {
 fn flags(verb: &str) -> Vec<Arg> {
     let cli = cli();
     let verb = cli.find_subcommand(verb).expect("a verb");
-    verb.get_arguments().filter(|flag| !flag.is_positional() && flag.get_id() != "help").cloned().collect()
+    let is_shown = |flag: &&Arg| !flag.is_positional() && !flag.is_hide_set() && flag.get_id() != "help";
+    verb.get_arguments().filter(is_shown).cloned().collect()
 }
 
 fn long(flag: &Arg) -> &str {
@@ -111,7 +112,8 @@ fn bash_completes_verbs_flags_and_values() {
     assert_eq!(offered(&bash, &["ackwheel", "completions", ""]).len(), 3 + 2, "three shells, and -h, --help");
     let all = offered(&bash, &["ackwheel", "serve", "--"]);
     let mut expected: BTreeSet<String> = flags("serve").iter().map(|flag| format!("--{}", long(flag))).collect();
-    expected.insert(String::from("--help"));
+    // A hidden flag is completed too: it was replaced, and its error names the new one.
+    expected.extend(["--help", "--state"].map(String::from));
     assert_eq!(all, expected);
 }
 

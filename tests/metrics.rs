@@ -51,7 +51,9 @@ fn every_promised_metric_is_there_from_the_start() {
         "redis_errors_total{kind=\"timeout\"}",
         "redis_reconnects_total",
         "redis_lost_total",
-        "memory_lost",
+        "journal_damaged",
+        "journal_refusing",
+        "journal_errors_total",
     ];
     for series in zero {
         assert_eq!(metrics.count(series), 0, "{series}");

@@ -15,8 +15,8 @@ use ackwheel::clock::Clock;
 use ackwheel::config::Settings;
 use ackwheel::core::{
     Advance, Backlog, BatchId, Completions, ConnectionId, Delivery, DrainOutcome, Dropped, GroupName,
-    GroupOptions, Message, MessageState, Moment, Outbox, PublishStep, Refusal, RequestBatch, Retention, Ring,
-    RingParts, RingStatus, Settled, Store, StormRule, Submitted, Wheel,
+    GroupOptions, Message, MessageState, Outbox, PublishStep, Refusal, RequestBatch, Retention, Ring, RingParts,
+    RingStatus, Settled, Store, StormRule, Submitted, Wheel,
 };
 use ackwheel::memory::{MemoryOptions, MemoryStore};
 use ackwheel::process::panics;
@@ -77,7 +77,7 @@ impl Faulty {
             max_in_flight: 1_000,
             threads: 1,
         };
-        let (store, _) = MemoryStore::open(options, None, Clock::start().moment()).unwrap();
+        let store = MemoryStore::new(options, Clock::start().moment());
         let fault = Arc::new(Fault { place, calls: AtomicU64::new(0) });
         let RingParts { ring, outbox, lease } = store.rings()[0].clone();
         let seat = RingParts {
@@ -103,8 +103,8 @@ impl Store for Faulty {
         true
     }
 
-    async fn close(&self, moment: Moment) -> Result<String, Refusal> {
-        self.store.close(moment).await
+    async fn close(&self) -> Result<String, Refusal> {
+        self.store.close().await
     }
 }
 

@@ -33,7 +33,7 @@ fn seats(now: Instant, max_in_flight: u64) -> Vec<RingParts> {
             threads: 1,
         };
         let moment = Moment { now, unix_time: Duration::from_secs(1_000_000) };
-        MemoryStore::open(options, None, moment).unwrap().0.rings()[0].clone()
+        MemoryStore::new(options, moment).rings()[0].clone()
     };
     (0..COUNT).map(open).collect()
 }

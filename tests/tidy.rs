@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 /// The folders of src by layer, lowest first: each may import those of lower layers only.
 const LAYERS: &[&[&str]] = &[
     &["core"],
-    &["clock", "logging", "memory", "process", "protocol"],
-    &["client", "metrics"],
+    &["clock", "logging", "process", "protocol"],
+    &["client", "memory", "metrics"],
     &["ticker"],
     &["bench", "delivery", "redis"],
     &["server"],

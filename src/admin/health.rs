@@ -151,6 +151,9 @@ impl Health {
         self.admission.set_gauges();
         let metrics = &self.admission.metrics;
         metrics.store_up.set(i64::from(self.admission.shared().is_some_and(|shared| shared.store.is_up())));
+        if let Some(journal) = self.admission.shared().and_then(|shared| shared.store.journal()) {
+            metrics.set_journal(&journal);
+        }
         metrics.set_rings(led);
         metrics.set_outbox(backlog, subscribers);
     }

@@ -62,18 +62,17 @@ impl Sidecar {
                 error!(
                     %group,
                     batches,
-                    "this group did not acknowledge its last batches, and they end with the process, unless a state \
-                     file with room for them keeps them: subscribe before the sidecar stops, or keep the \
-                     wheel with --state"
+                    "this group did not acknowledge its last batches, and they end with the process: subscribe before \
+                     the sidecar stops, or keep the wheel with --journal"
                 );
             }
         }
         tasks.shutdown().await;
         let last = (begun + STORE_DEADLINE).min(shared.clock.now() + STORE_TIMEOUT);
-        let closing = shared.store.close(shared.clock.moment());
+        let closing = shared.store.close();
         let Ok(kept) = tokio::time::timeout_at(last.into(), closing).await else {
             if shared.store.rings().iter().any(|seat| !seat.outbox.is_shared()) {
-                let text = "the state file was not written in time, and the wheel ends with this process";
+                let text = "the journal was not written in time, and its last changes end with this process";
                 return Err(Refusal::new(Reason::StoreTimeout, text));
             }
             warn!(
@@ -108,7 +107,7 @@ async fn drain_ring(parts: &RingParts, ticker: &TickerHandle, clock: &Clock, dea
         ),
         Err(_) => error!(
             "a ring could not be drained in time: Redis keeps its messages, but the memory store loses them when the \
-             process ends; keep them with --state, or raise --drain-timeout"
+             process ends; keep them with --journal, or raise --drain-timeout"
         ),
     }
     // Release the lease here, because the ticker has done so only if it returned `Kept`.

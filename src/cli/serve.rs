@@ -17,7 +17,7 @@ use crate::redis::{RedisStoreError, StoreUrl};
 /// flag, environment variable, file, default. A DURATION is written 200ms, 3s, 5m or 24h.
 ///
 /// SIGTERM, SIGINT and SIGHUP drain: new messages are refused, and messages in flight are delivered, or kept with
-/// --state and in Redis. The process exits within 10 s: with 0, or with 1 if messages, batches or Acks are lost.
+/// --journal and in Redis. The process exits within 10 s: with 0, or with 1 if messages, batches or Acks are lost.
 #[derive(Args, Debug)]
 pub struct Serve {
     /// TOML file with settings; examples/ackwheel.toml has every key with its default [default: none]

@@ -17,7 +17,7 @@ pub use self::settings::{ConfigError, MAX_DURATION, Settings};
 use crate::admin::AllowedHosts;
 use crate::core::{self, GroupName, Retention, StormRule, Wheel};
 use crate::logging::{self, LogFormat};
-use crate::memory;
+use crate::memory::{self, JournalOptions, SyncPolicy};
 use crate::process::files;
 use crate::redis::{CredentialFiles, MAX_SLOTS, RedisOptions, Topology};
 use crate::server::{Access, Certificate, ServerOptions};
@@ -50,8 +50,8 @@ pub struct Config {
     pub redeliver_after: Duration,
     /// The maximum number of messages in flight.
     pub max_in_flight: u64,
-    /// The file that keeps the memory store across a planned restart.
-    pub state_file: Option<PathBuf>,
+    /// The journal that keeps the memory store across restarts and crashes.
+    pub journal: Option<JournalOptions>,
     /// The tokens that clients may present.
     pub access: Access,
     /// The certificate of the TCP listener.
@@ -86,6 +86,17 @@ impl Settings {
     /// the remedy.
     pub fn check(self) -> Result<Config, ConfigError> {
         let values = self.values()?;
+        if let Some(state) = &values.state {
+            return Err(ConfigError(format!(
+                "--state {} is no more: name a folder with --journal, which also keeps the wheel across a crash",
+                state.display()
+            )));
+        }
+        if values.journal.is_none() && values.journal_sync != SyncPolicy::None {
+            return Err(ConfigError(String::from(
+                "--journal-sync says when a journal is synced: name its folder with --journal, or leave it out",
+            )));
+        }
         logging::filter(&values.log).map_err(ConfigError)?;
         let wheel = Wheel::new(values.slots, values.tick)
             .map_err(|error| ConfigError(format!("--slots and --tick: {error}")))?;
@@ -103,7 +114,8 @@ impl Settings {
             retention: Retention { time: values.outbox_retention, max_ids: values.outbox_max_ids },
             redeliver_after: values.redeliver_after,
             max_in_flight: values.max_in_flight,
-            state_file: checked_path("--state", values.state.as_ref())?,
+            journal: checked_path("--journal", values.journal.as_ref())?
+                .map(|folder| JournalOptions { folder, sync: values.journal_sync }),
             access: values.access()?,
             certificate: values.certificate()?,
             server: ServerOptions {
@@ -222,10 +234,10 @@ impl Config {
                 core::MAX_NAME_LENGTH
             )));
         }
-        if let Some(state) = &self.state_file {
+        if let Some(journal) = &self.journal {
             return Err(ConfigError(format!(
-                "--state {} belongs to the memory store: Redis keeps the wheel across restarts; leave it out",
-                state.display()
+                "--journal {} belongs to the memory store: Redis keeps the wheel across restarts; leave it out",
+                journal.folder.display()
             )));
         }
         if values.slots > MAX_SLOTS {
@@ -421,7 +433,8 @@ mod tests {
             (Settings { namespace: Some(String::new()), ..redis() }, "1 to 64"),
             (Settings { namespace: Some(long), ..redis() }, "1 to 64"),
             (Settings { slots: Some(241), ..redis() }, "at most 240"),
-            (Settings { state: Some("file".into()), ..redis() }, "--state file"),
+            (Settings { journal: Some("folder".into()), ..redis() }, "--journal folder"),
+            (Settings { state: Some("file".into()), ..redis() }, "name a folder with --journal"),
             (Settings { store: Some("redis://".into()), ..redis() }, "redis://HOST:PORT/DB"),
             (Settings { store: Some("redis://h:notaport".into()), ..redis() }, "redis://***"),
             (Settings { store: Some("redis://h:notaport".into()), ..redis() }, "HOST:PORT/DB"),

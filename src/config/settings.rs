@@ -15,6 +15,7 @@ use serde::Deserialize;
 
 use crate::core::MAX_RINGS;
 use crate::logging::LogFormat;
+use crate::memory::SyncPolicy;
 use crate::process::files::read_text;
 use crate::protocol::frame::DEFAULT_MAX_FRAME_LENGTH;
 use crate::redis::{MAX_CATCH_UP, StoreUrl};
@@ -168,8 +169,14 @@ settings! {
     STORE, redis_cert: PathBuf, "ACKWHEEL_REDIS_CERT", "FILE";
     /// Private key of --redis-cert in PEM [default: none]
     STORE, redis_key: PathBuf, "ACKWHEEL_REDIS_KEY", "FILE";
-    /// Memory: file that keeps the wheel across a planned restart. Without it a drain delivers all messages in
-    /// flight, flagged `drained` [default: none]
+    /// Memory: folder of a journal that keeps the wheel across a restart and a crash. Without it a drain delivers all
+    /// messages in flight, flagged `drained`, and a crash loses them [default: none]
+    STORE, journal: PathBuf, "ACKWHEEL_JOURNAL", "FOLDER";
+    /// Memory: when the journal is synced, so that a power failure loses nothing older: `none` leaves it to the system,
+    /// a DURATION syncs in the background, `always` before each answer [default: none]
+    STORE, journal_sync: SyncPolicy, "ACKWHEEL_JOURNAL_SYNC", "WHEN", SyncPolicy::None;
+    /// Was replaced by --journal
+    #[arg(hide = true)]
     STORE, state: PathBuf, "ACKWHEEL_STATE", "FILE";
     /// Redis: beginning of the names of all keys. Sidecars of one namespace share their rings
     /// [default: ackwheel]

@@ -57,7 +57,7 @@ pub use self::{
     random_hasher::RandomHasher,
     ring::{Advance, ConnectionId, DrainOutcome, PublishStep, Published, Ring, RingStatus, Submitted, TickReport},
     rings::{MAX_RINGS, Requester, Rings, ring_of},
-    store::{Moment, RingParts, ServerReport, Store, StoreReport},
+    store::{JournalStatus, Moment, RingParts, ServerReport, Store, StoreReport},
 };
 
 #[cfg(feature = "sidecar")]

@@ -210,6 +210,35 @@ impl RequestBatch {
         }
     }
 
+    /// Appends copies of all requests of a completed batch, without their messages.
+    pub fn extend_completed(&mut self, batch: &RequestBatch) {
+        let first = u32::try_from(self.outcomes.len()).expect("a request batch ends far below 4 billion messages");
+        self.outcomes.extend_from_slice(&batch.outcomes);
+        self.messages.resize(self.outcomes.len(), Message::default());
+        let requests = batch.requests.iter();
+        self.requests.extend(requests.map(|request| Request { first: first + request.first, ..request.clone() }));
+        for (total, more) in self.totals.iter_mut().zip(batch.totals) {
+            *total += more;
+        }
+        self.ack_latency.add(&batch.ack_latency);
+    }
+
+    /// Moves the content of a completed batch into this one, which is empty. Leaves copies of its requests, without their
+    /// messages and outcomes.
+    pub fn take_from(&mut self, batch: &mut RequestBatch) {
+        std::mem::swap(self, batch);
+        batch.requests.extend_from_slice(&self.requests);
+    }
+
+    /// Moves all requests of a completed batch to the end of this one. `batch` then has no useful content.
+    pub fn take_completed(&mut self, batch: &mut RequestBatch) {
+        if self.is_empty() {
+            std::mem::swap(self, batch);
+        } else {
+            self.extend_completed(batch);
+        }
+    }
+
     /// Resets all outcomes, their totals and the latencies. Must be called before the batch is processed.
     pub fn open(&mut self) {
         self.outcomes.clear();
@@ -224,8 +253,8 @@ impl RequestBatch {
     }
 
     /// Refuses all adds that are not refused yet.
-    pub fn refuse_adds(&mut self, refusal: &Refusal) {
-        let refusal = Arc::new(refusal.clone());
+    pub fn refuse_adds(&mut self, refusal: impl Into<Arc<Refusal>>) {
+        let refusal = refusal.into();
         for request in self.requests.iter_mut().filter(|request| request.adds()) {
             request.refusal = Some(Arc::clone(&refusal));
         }

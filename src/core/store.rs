@@ -63,6 +63,21 @@ pub struct ServerReport {
     pub settings: BTreeMap<String, String>,
 }
 
+/// The state of the journal of a store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct JournalStatus {
+    /// The number of damaged parts at the start.
+    pub damaged: u64,
+    /// The bytes in the segments in use.
+    pub log_bytes: u64,
+    /// The bytes that wait for the writer.
+    pub unwritten_bytes: u64,
+    /// Whether new messages are refused because of the journal.
+    pub is_refusing: bool,
+    /// The number of failed writes and syncs.
+    pub errors: u64,
+}
+
 /// The storage for messages in flight and timeout batches.
 #[async_trait]
 pub trait Store: Send + Sync {
@@ -81,6 +96,11 @@ pub trait Store: Send + Sync {
         false
     }
 
+    /// Returns the state of the journal, if the store has one.
+    fn journal(&self) -> Option<JournalStatus> {
+        None
+    }
+
     /// Returns the last report about servers and sidecars. A store that is not shared has none.
     fn report(&self) -> StoreReport {
         StoreReport::default()
@@ -88,5 +108,5 @@ pub trait Store: Send + Sync {
 
     /// Saves the state, if the store can do so. Must be called after the last request. Returns a sentence for the log, or
     /// a refusal if messages or batches are lost.
-    async fn close(&self, moment: Moment) -> Result<String, Refusal>;
+    async fn close(&self) -> Result<String, Refusal>;
 }

@@ -349,7 +349,7 @@ mod tests {
             max_in_flight: 10,
             threads: 1,
         };
-        MemoryStore::open(options, None, clock.moment()).unwrap().0.rings()[0].clone()
+        MemoryStore::new(options, clock.moment()).rings()[0].clone()
     }
 
     #[tokio::test]

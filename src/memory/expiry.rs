@@ -54,6 +54,11 @@ pub(super) struct Expiry {
     forgotten: ScanPosition,
     /// The scan that reclaims memory.
     reclaimed: ScanPosition,
+    /// The ticks before this one have been passed to [`Expiry::push`].
+    pushed_below: Tick,
+    /// Whether a checkpoint walks through the shards. Then no memory is reclaimed, because the walk could miss entries
+    /// that are moved.
+    pub(super) is_walked: bool,
 }
 
 /// An expired tick.
@@ -70,8 +75,8 @@ struct ExpiredTick {
 }
 
 impl Expiry {
-    pub(super) fn new(wheel: Wheel) -> Expiry {
-        Expiry { wheel, ..Expiry::default() }
+    pub(super) fn new(wheel: Wheel, pointer: Tick) -> Expiry {
+        Expiry { wheel, pushed_below: pointer, ..Expiry::default() }
     }
 
     /// Appends a tick that has expired. `unlisted` contains the messages that left the tick after they were listed.
@@ -87,6 +92,23 @@ impl Expiry {
         }
         let (reported, published, batches) = (false, 0, 0);
         self.expired.push_back(ExpiredTick { list, due_at, counts, reported, behind, published, batches });
+        self.pushed_below = tick.plus(1);
+    }
+
+    /// Continues a restored wheel whose pointer stands at `pointer`.
+    pub(super) fn begin_at(&mut self, pointer: Tick) {
+        self.pushed_below = pointer;
+    }
+
+    /// Appends a tick that expired in an earlier process, which had published and reported a part of it.
+    pub(super) fn push_restored(&mut self, tick: Tick, counts: TickCounts, published: u64, now: Instant) {
+        let (list, reported, behind, batches) = (TickList::new(tick), true, 0, 0);
+        self.expired.push_back(ExpiredTick { list, due_at: now, counts, reported, behind, published, batches });
+    }
+
+    /// Returns whether all messages of ticks before `below` are in batches.
+    pub(super) fn is_all_published_below(&self, below: Tick) -> bool {
+        self.expired.is_empty() && self.pushed_below == below
     }
 
     /// Lists some messages of the tick that expires next. Returns whether there are more to list.
@@ -188,7 +210,7 @@ impl Expiry {
     /// prelist, because the scan for the prelist could miss entries that are moved: see
     /// [`Table::scan`](super::table::Table::scan).
     fn reclaim(&mut self, shards: &Shards) -> bool {
-        if self.prelist.is_some() {
+        if self.prelist.is_some() || self.is_walked {
             return false;
         }
         let more = shards.visit_next(&mut self.reclaimed, |shard, segment| shard.table.reclaim(segment));

@@ -1,7 +1,7 @@
 //! Counts messages in flight, and keeps their number within `--max-in-flight` by reservations.
 //!
 //! Room is reserved for every message before the message is added, so adds never bring the number above the limit.
-//! Only a restored state file can do so. A request batch reserves in one of two ways:
+//! Only a journal that is read can do so. A request batch reserves in one of two ways:
 //!
 //! - Far from the limit, the batch reserves room for all messages that it adds, in one step. Some of them may be in
 //!   flight already and need no room. So the batch returns the surplus when it is complete. Until then its reservation

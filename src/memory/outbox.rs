@@ -1,13 +1,13 @@
 //! The outbox in memory: one queue of batches, and the position of each group in this queue.
 
-use std::collections::{BTreeMap, HashMap};
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use parking_lot::{Mutex, RwLock};
 
+use super::journal::{BatchRecord, Buffer, Event};
+use super::queue::{Group, Queue, Stored};
 use crate::core::{
     Backlog, BatchId, Delivery, Dropped, GroupBacklog, GroupName, GroupOptions, MAX_GROUPS, Outbox, Reason,
     Refusal, Retention, Settled, TimeoutBatch,
@@ -19,23 +19,9 @@ type Listener = Box<dyn Fn() + Send + Sync>;
 pub struct MemoryOutbox {
     retention: Retention,
     pub(super) queue: Mutex<Queue>,
+    /// The journal that records all changes, if there is one.
+    journal: Option<Arc<Buffer>>,
     listeners: RwLock<Vec<Listener>>,
-}
-
-/// The batches that not all groups have settled, and the groups.
-#[derive(Debug, Default)]
-pub(super) struct Queue {
-    /// The batches, each at its position in the order of publication.
-    pub(super) batches: BTreeMap<u64, Stored>,
-    /// The position of the next batch. Positions are never reused.
-    pub(super) end: u64,
-    positions: HashMap<BatchId, u64>,
-    /// The number of messages in all batches.
-    pub(super) ids: u64,
-    pub(super) groups: HashMap<GroupName, Group>,
-    /// When the queue was restored from a state file. For [`RESTORED_FOR`] after that, groups without a subscriber are
-    /// not dropped.
-    pub(super) restored_at: Option<Instant>,
 }
 
 /// The maximum number of batches in one `take`. The call occupies a thread, and publishing waits for its lock.
@@ -44,41 +30,31 @@ const MOST_TAKEN: usize = 512;
 /// How long after a restart no group is dropped, or the retention time if that is shorter.
 const RESTORED_FOR: Duration = Duration::from_secs(3_600);
 
-#[derive(Debug)]
-pub(super) struct Stored {
-    pub(super) batch: Arc<TimeoutBatch>,
-    pub(super) expired_at: Instant,
-    /// The beginning of the batch's retention time: when its tick expired, or when this process restored the batch from
-    /// a state file.
-    pub(super) kept_since: Instant,
-    /// The number of groups that have not settled the batch.
-    pub(super) unsettled: usize,
-}
-
-/// The state of a group in the queue. The group has settled every batch before `next` that is neither in `taken` nor
-/// in `released`.
-#[derive(Debug)]
-pub(super) struct Group {
-    /// The first position that the group has never taken.
-    pub(super) next: u64,
-    /// The positions of taken batches, with their delivery counts.
-    pub(super) taken: BTreeMap<u64, u32>,
-    /// The positions of batches that were taken and then released, with their delivery counts.
-    pub(super) released: BTreeMap<u64, u32>,
-    /// The number of batches that the group has not settled.
-    pub(super) unsettled: u64,
-    /// When the group last had a subscriber.
-    pub(super) attended_at: Instant,
-    /// Whether the group is deleted when its last subscriber leaves.
-    pub(super) ephemeral: bool,
-}
-
 impl MemoryOutbox {
     /// Creates an empty outbox with the default group.
     pub fn new(retention: Retention, now: Instant) -> MemoryOutbox {
         let mut queue = Queue::default();
         queue.open_group(&GroupName::default_group(), GroupOptions::default(), now);
-        MemoryOutbox { retention, queue: Mutex::new(queue), listeners: RwLock::default() }
+        MemoryOutbox { retention, queue: Mutex::new(queue), journal: None, listeners: RwLock::default() }
+    }
+
+    /// The same, with a journal that records all changes.
+    pub(super) fn with_journal(retention: Retention, now: Instant, journal: Arc<Buffer>) -> MemoryOutbox {
+        MemoryOutbox { journal: Some(journal), ..MemoryOutbox::new(retention, now) }
+    }
+
+    /// Records an event. The caller has locked the queue, so that the order of the records is that of the changes.
+    fn record(&self, event: impl FnOnce() -> Event) {
+        if let Some(journal) = &self.journal {
+            journal.append_event(&event());
+        }
+    }
+
+    /// Waits until the journal has written everything that was recorded.
+    async fn recorded(&self) {
+        if let Some(journal) = &self.journal {
+            journal.all_written().await;
+        }
     }
 
     /// Appends a batch of a tick that expired at `expired_at`.
@@ -86,23 +62,81 @@ impl MemoryOutbox {
         let mut queue = self.queue.lock();
         queue.groups.values_mut().for_each(|group| group.unsettled += 1);
         let unsettled = queue.groups.len();
+        self.record(|| {
+            let lived_ms = self.journal.as_ref().map_or(0, |journal| journal.lived_ms(expired_at));
+            Event::Batch(BatchRecord::new(queue.end, lived_ms, &batch))
+        });
         queue.append(Stored { batch, expired_at, kept_since: expired_at, unsettled });
         drop(queue);
         self.listeners.read().iter().for_each(|notify| notify());
     }
 }
 
+impl MemoryOutbox {
+    fn take_now(&self, name: &GroupName, window: u64, now: Instant) -> Vec<Delivery> {
+        let queue = &mut *self.queue.lock();
+        let (mut deliveries, mut taken, mut ids) = (Vec::new(), Vec::new(), 0);
+        let Some(group) = queue.groups.get_mut(name) else { return deliveries };
+        while ids < window && deliveries.len() < MOST_TAKEN {
+            let (position, count) = if let Some((position, count)) = group.released.pop_first() {
+                (position, count + 1)
+            } else {
+                let Some((position, _)) = queue.batches.range(group.next..).next() else { break };
+                group.next = position + 1;
+                (*position, 1)
+            };
+            group.taken.insert(position, count);
+            taken.push((position, count));
+            if let Some(stored) = queue.batches.get(&position) {
+                ids += stored.batch.messages.len() as u64;
+                deliveries.push(stored.deliver(count, now));
+            }
+        }
+        if !taken.is_empty() && !group.ephemeral {
+            self.record(|| Event::Taken { group: name.to_string(), batches: taken });
+        }
+        deliveries
+    }
+
+    fn retake_now(&self, name: &GroupName, batches: &[BatchId], now: Instant) -> Vec<Delivery> {
+        let queue = &mut *self.queue.lock();
+        let Some(group) = queue.groups.get_mut(name) else { return Vec::new() };
+        let mut taken = Vec::new();
+        let retake = |batch: &BatchId| {
+            let position = queue.positions.get(batch)?;
+            let count = group.taken.get_mut(position)?;
+            *count += 1;
+            taken.push((*position, *count));
+            Some(queue.batches.get(position)?.deliver(*count, now))
+        };
+        let deliveries = batches.iter().filter_map(retake).collect();
+        if !taken.is_empty() && !group.ephemeral {
+            self.record(|| Event::Taken { group: name.to_string(), batches: taken });
+        }
+        deliveries
+    }
+}
+
 #[async_trait]
 impl Outbox for MemoryOutbox {
     async fn open_group(&self, group: &GroupName, opening: GroupOptions, now: Instant) -> Result<bool, Refusal> {
-        let mut queue = self.queue.lock();
-        if !queue.groups.contains_key(group) && queue.groups.len() >= MAX_GROUPS {
-            return Err(Refusal::new(
-                Reason::TooManyGroups,
-                format!("there are {MAX_GROUPS} groups already: delete one with `ackwheel group delete NAME`"),
-            ));
-        }
-        Ok(queue.open_group(group, opening, now))
+        let is_new = {
+            let mut queue = self.queue.lock();
+            if !queue.groups.contains_key(group) && queue.groups.len() >= MAX_GROUPS {
+                return Err(Refusal::new(
+                    Reason::TooManyGroups,
+                    format!("there are {MAX_GROUPS} groups already: delete one with `ackwheel group delete NAME`"),
+                ));
+            }
+            let is_new = queue.open_group(group, opening, now);
+            if is_new && !opening.ephemeral {
+                let next = queue.groups.get(group).map_or(0, |group| group.next);
+                self.record(|| Event::Opened { group: group.to_string(), next });
+            }
+            is_new
+        };
+        self.recorded().await;
+        Ok(is_new)
     }
 
     async fn leave_group(&self, group: &GroupName) -> Result<(), Refusal> {
@@ -114,26 +148,19 @@ impl Outbox for MemoryOutbox {
     }
 
     async fn delete_group(&self, group: &GroupName) -> Result<bool, Refusal> {
-        Ok(self.queue.lock().delete_group(group))
+        let is_deleted = {
+            let mut queue = self.queue.lock();
+            self.record(|| Event::Deleted { group: group.to_string() });
+            queue.delete_group(group)
+        };
+        self.recorded().await;
+        Ok(is_deleted)
     }
 
     async fn take(&self, group: &GroupName, window: u64, now: Instant) -> Result<Vec<Delivery>, Refusal> {
-        let queue = &mut *self.queue.lock();
-        let (mut deliveries, mut ids) = (Vec::new(), 0);
-        let Some(group) = queue.groups.get_mut(group) else { return Ok(deliveries) };
-        while ids < window && deliveries.len() < MOST_TAKEN {
-            let (position, count) = if let Some((position, count)) = group.released.pop_first() {
-                (position, count + 1)
-            } else {
-                let Some((position, _)) = queue.batches.range(group.next..).next() else { break };
-                group.next = position + 1;
-                (*position, 1)
-            };
-            group.taken.insert(position, count);
-            if let Some(stored) = queue.batches.get(&position) {
-                ids += stored.batch.messages.len() as u64;
-                deliveries.push(stored.deliver(count, now));
-            }
+        let deliveries = self.take_now(group, window, now);
+        if !deliveries.is_empty() {
+            self.recorded().await;
         }
         Ok(deliveries)
     }
@@ -144,19 +171,24 @@ impl Outbox for MemoryOutbox {
         batches: &[BatchId],
         now: Instant,
     ) -> Result<Vec<Delivery>, Refusal> {
-        let queue = &mut *self.queue.lock();
-        let retake = |batch: &BatchId| {
-            let position = queue.positions.get(batch)?;
-            let count = queue.groups.get_mut(group)?.taken.get_mut(position)?;
-            *count += 1;
-            Some(queue.batches.get(position)?.deliver(*count, now))
-        };
-        Ok(batches.iter().filter_map(retake).collect())
+        let deliveries = self.retake_now(group, batches, now);
+        if !deliveries.is_empty() {
+            self.recorded().await;
+        }
+        Ok(deliveries)
     }
 
     async fn settle(&self, group: &GroupName, batches: &[BatchId]) -> Result<Settled, Refusal> {
-        let mut queue = self.queue.lock();
-        let count = batches.iter().filter(|batch| queue.settle(group, **batch)).count() as u64;
+        let count = {
+            let mut queue = self.queue.lock();
+            let positions: Vec<u64> = batches.iter().filter_map(|batch| queue.settle(group, *batch)).collect();
+            let count = positions.len() as u64;
+            if count > 0 && !queue.groups.get(group).is_some_and(|group| group.ephemeral) {
+                self.record(|| Event::Settled { group: group.to_string(), positions });
+            }
+            count
+        };
+        self.recorded().await;
         Ok(Settled { count, batches: batches.to_vec(), refusal: None })
     }
 
@@ -192,6 +224,7 @@ impl Outbox for MemoryOutbox {
             }
             dropped.ids += queue.remove(position);
             dropped.batches += 1;
+            self.record(|| Event::DroppedBefore { position: position + 1 });
         }
         let restored_for = self.retention.time.min(RESTORED_FOR);
         let is_restored = queue.restored_at.is_some_and(|since| lasts(since, restored_for));
@@ -199,6 +232,7 @@ impl Outbox for MemoryOutbox {
         let abandoned = others.filter(|(_, group)| is_old(group.attended_at));
         dropped.groups = abandoned.map(|(name, _)| name.clone()).collect();
         for group in &dropped.groups {
+            self.record(|| Event::Deleted { group: group.to_string() });
             queue.delete_group(group);
         }
         Ok(dropped)
@@ -225,80 +259,5 @@ impl Outbox for MemoryOutbox {
 
     fn on_new_batches(&self, notify: Listener) {
         self.listeners.write().push(notify);
-    }
-}
-
-impl Queue {
-    /// Returns the positions from the oldest batch to the end.
-    pub(super) fn positions(&self) -> Range<u64> {
-        self.batches.first_key_value().map_or(self.end, |(position, _)| *position)..self.end
-    }
-
-    pub(super) fn append(&mut self, stored: Stored) {
-        self.ids += stored.batch.messages.len() as u64;
-        self.positions.insert(stored.batch.id, self.end);
-        self.batches.insert(self.end, stored);
-        self.end += 1;
-    }
-
-    /// Removes a batch. Returns the number of its messages.
-    fn remove(&mut self, position: u64) -> u64 {
-        let Some(stored) = self.batches.remove(&position) else { return 0 };
-        let ids = stored.batch.messages.len() as u64;
-        self.ids -= ids;
-        self.positions.remove(&stored.batch.id);
-        ids
-    }
-
-    pub(super) fn open_group(&mut self, name: &GroupName, opening: GroupOptions, now: Instant) -> bool {
-        if let Some(group) = self.groups.get_mut(name) {
-            group.attended_at = now;
-            return false;
-        }
-        let next = if opening.from_end { self.end } else { 0 };
-        let mut unsettled = 0;
-        for (_, stored) in self.batches.range_mut(next..) {
-            stored.unsettled += 1;
-            unsettled += 1;
-        }
-        let (taken, released, ephemeral) = (BTreeMap::new(), BTreeMap::new(), opening.ephemeral);
-        self.groups.insert(name.clone(), Group { next, taken, released, unsettled, attended_at: now, ephemeral });
-        true
-    }
-
-    fn delete_group(&mut self, name: &GroupName) -> bool {
-        let Some(group) = self.groups.remove(name) else { return false };
-        let untaken: Vec<u64> = self.batches.range(group.next..).map(|(position, _)| *position).collect();
-        for position in group.taken.into_keys().chain(group.released.into_keys()).chain(untaken) {
-            self.settle_by_one(position);
-        }
-        true
-    }
-
-    fn settle(&mut self, name: &GroupName, batch: BatchId) -> bool {
-        let Some(position) = self.positions.get(&batch).copied() else { return false };
-        let Some(group) = self.groups.get_mut(name) else { return false };
-        let held = group.taken.remove(&position).or_else(|| group.released.remove(&position)).is_some();
-        if held {
-            group.unsettled -= 1;
-            self.settle_by_one(position);
-        }
-        held
-    }
-
-    /// Records that one more group has settled a batch. Removes the batch if this was the last group.
-    fn settle_by_one(&mut self, position: u64) {
-        let Some(stored) = self.batches.get_mut(&position) else { return };
-        stored.unsettled -= 1;
-        if stored.unsettled == 0 {
-            self.remove(position);
-        }
-    }
-}
-
-impl Stored {
-    fn deliver(&self, delivery_count: u32, now: Instant) -> Delivery {
-        let age = now.saturating_duration_since(self.expired_at);
-        Delivery { batch: Arc::clone(&self.batch), delivery_count, age }
     }
 }

@@ -21,7 +21,7 @@ const FETCHED: usize = 64;
 
 /// The number of cells of the table that a scan visits before it unlocks the shard. It limits how long a request waits
 /// for the shard.
-const LOCKED_STEP: usize = 32 * 1_024;
+pub(super) const LOCKED_STEP: usize = 32 * 1_024;
 
 /// The position of the wheel while a request batch is processed.
 #[derive(Clone, Copy, Debug)]
@@ -237,17 +237,19 @@ impl Shard {
         self.unlisted.push(message);
     }
 
-    /// Inserts an entry of a state file. Returns whether the message is in flight.
-    pub(super) fn restore(&mut self, hash: Hash, mut entry: Entry, position: &Position) -> bool {
-        let in_flight = !position.is_expired(&entry);
-        if in_flight {
-            self.of_deadline(entry.deadline, position).in_flight += 1;
-        } else {
-            // A state is saved only after the messages of all expired ticks are listed.
-            entry.marks.set(Marks::LISTED);
-        }
-        self.table.put(hash, self.table.home(hash), entry);
-        in_flight
+    /// Records that a message of this expired tick was added again before it was listed.
+    pub(super) fn overtake(&mut self, tick: ShortTick, timed_out: TimedOut) {
+        self.overtaken.push((tick, timed_out));
+    }
+
+    /// Returns the messages that expired and were added again, and that are not listed yet.
+    pub(super) fn overtaken(&self) -> &[(ShortTick, TimedOut)] {
+        &self.overtaken
+    }
+
+    /// Returns the number of Acks of each of these ticks that has some.
+    pub(super) fn acked(&mut self, ticks: impl Iterator<Item = Tick>, wheel: Wheel) -> Vec<(Tick, u64)> {
+        ticks.map(|tick| (tick, self.of_tick(tick, wheel).acked)).filter(|(_, acked)| *acked > 0).collect()
     }
 
     /// Lists and marks messages of `ticks`, which have expired or expire next. Starts at segment `at` of the table,
@@ -281,31 +283,5 @@ impl Shard {
     pub(super) fn forget(&mut self, tick: Tick, at: &mut usize) -> bool {
         let tick = ShortTick::of(tick);
         self.table.scan(at, LOCKED_STEP, Some(tick), |entry| entry.deadline != tick)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_was_listed_before_a_restart_is_not_listed_again() {
-        let wheel = Wheel::default();
-        let (pointer, now) = (Tick(1_000), Stamp(0));
-        let position = Position {
-            wheel,
-            pointer,
-            pointer_index: index(pointer, wheel),
-            expired_below: pointer,
-            due: pointer,
-            now,
-        };
-        let (mut shard, message) = (Shard::new(wheel, RandomHasher::default()), Message::new(7, 1));
-        let hash = Hash::of(message, &RandomHasher::default());
-        let entry = |tick| Entry::in_flight(message, ShortTick::of(tick), now, 1);
-        assert!(!shard.restore(hash, entry(Tick(995)), &position));
-        let home = shard.table.home(hash);
-        assert_eq!(shard.add((hash, home), entry(position.deadline(15)), &position), Outcome::Added);
-        assert!(shard.overtaken.is_empty(), "its batch was published before the restart");
     }
 }

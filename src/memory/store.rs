@@ -1,36 +1,27 @@
-//! The memory store: a ring, its outbox, a lease that never ends, and the state file.
+//! The memory store: a ring, its outbox, a lease that never ends, and the journal.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use tracing::error;
 
+use super::journal::{Condition, Journal, JournalError, JournalOptions, Recovered};
 use super::options::MemoryOptions;
 use super::outbox::MemoryOutbox;
-use super::state::{self, StateError, StateFile};
 use super::wheel::MemoryWheel;
+use crate::clock::Clock;
 use crate::core::{
-    Advance, Completions, ConnectionId, DrainOutcome, Leadership, Lease, Message, MessageState, Moment,
-    PublishStep, Reason, Refusal, RequestBatch, Ring, RingParts, RingStatus, Store, Submitted, Tick, Wheel,
+    Advance, Completions, ConnectionId, DrainOutcome, JournalStatus, Leadership, Lease, Message, MessageState,
+    Moment, PublishStep, Reason, Refusal, RequestBatch, Ring, RingParts, RingStatus, Store, Submitted, Tick,
+    Wheel,
 };
 
 /// A store in the memory of the process.
 pub struct MemoryStore {
     ring: Arc<MemoryRing>,
     parts: RingParts,
-}
-
-/// The messages that a store restored when it was opened.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Recovery {
-    /// The number of messages in flight that were restored from the state file.
-    Restored(u64),
-    /// No messages. The previous sidecar used the state file and did not drain, so its messages are lost.
-    Lost,
-    /// No messages. As far as is known, there were none to restore.
-    Empty,
+    journal: Option<Arc<Journal>>,
 }
 
 /// How long the pointer waits after a restart. In this time logic nodes can connect again and send the
@@ -38,40 +29,34 @@ pub enum Recovery {
 const RESTART_GRACE: Duration = Duration::from_secs(2);
 
 impl MemoryStore {
-    /// Opens the store, and restores the state file if there is one.
+    /// Opens a store whose content ends with the process.
+    pub fn new(options: MemoryOptions, moment: Moment) -> MemoryStore {
+        let (now, start_ms) = (moment.now, moment.unix_ms());
+        let pointer = Tick(start_ms / u64::from(options.wheel.tick_ms()));
+        let outbox = Arc::new(MemoryOutbox::new(options.retention, now));
+        MemoryStore::of(Arc::new(MemoryWheel::new(options, (start_ms, pointer), outbox, now)), None)
+    }
+
+    /// Opens a store with a journal, and rebuilds what the journal keeps.
     ///
     /// # Errors
     ///
-    /// Fails if the state file cannot be read, is damaged, or was written by a ring of other dimensions. Fails also
-    /// if another process uses the state file. These errors do not change the file.
+    /// If the journal cannot be read or written, if another process uses it, or if it was written by a ring of other
+    /// dimensions.
     pub fn open(
         options: MemoryOptions,
-        state_file: Option<PathBuf>,
-        moment: Moment,
-    ) -> Result<(MemoryStore, Recovery), StateError> {
-        let state_file = state_file.map(StateFile::open).transpose()?.map(Arc::new);
-        let saved = state_file.as_ref().map(|file| file.load(options.wheel)).transpose()?.flatten();
-        let (now, start_ms) = (moment.now, moment.unix_ms());
-        let (last_epoch, pointer) = saved.as_ref().map_or_else(
-            || (0, Tick(start_ms / u64::from(options.wheel.tick_ms()))),
-            |saved| (saved.epoch, Tick(saved.pointer)),
-        );
-        let epoch = start_ms.max(last_epoch + 1);
-        let outbox = Arc::new(MemoryOutbox::new(options.retention, now));
-        let wheel = Arc::new(MemoryWheel::new(options, (epoch, pointer), Arc::clone(&outbox), now));
-        let ring = MemoryRing { wheel, state_file };
-        let recovery = match (saved, &ring.state_file) {
-            (Some(saved), _) => Recovery::Restored(saved.restore(&ring.wheel, moment)),
-            (None, Some(file)) if file.is_in_use() => Recovery::Lost,
-            (None, _) => Recovery::Empty,
-        };
-        if let Some(state_file) = &ring.state_file {
-            state_file.mark_in_use(true);
-            state_file.remove()?;
-        }
-        let ring = Arc::new(ring);
+        journal: &JournalOptions,
+        clock: &Arc<Clock>,
+    ) -> Result<(MemoryStore, Recovered), JournalError> {
+        let (journal, wheel, recovered) = Journal::open(journal, options, clock)?;
+        Ok((MemoryStore::of(wheel, Some(Arc::new(journal))), recovered))
+    }
+
+    pub(super) fn of(wheel: Arc<MemoryWheel>, journal: Option<Arc<Journal>>) -> MemoryStore {
+        let (epoch, outbox) = (wheel.epoch, Arc::clone(&wheel.outbox));
+        let ring = Arc::new(MemoryRing { wheel });
         let parts = RingParts { ring: Arc::clone(&ring) as _, outbox, lease: Arc::new(AlwaysLeads { epoch }) };
-        Ok((MemoryStore { ring, parts }, recovery))
+        MemoryStore { ring, parts, journal }
     }
 
     /// Delays the next move of the pointer to 2 s and a tick after `now`. Must be called when logic nodes can connect
@@ -92,51 +77,82 @@ impl Store for MemoryStore {
     }
 
     fn is_up(&self) -> bool {
-        true
+        self.journal.as_ref().is_none_or(|journal| journal.buffer.is_prompt())
     }
 
-    async fn close(&self, moment: Moment) -> Result<String, Refusal> {
+    fn journal(&self) -> Option<JournalStatus> {
+        self.journal.as_ref().map(|journal| journal.status())
+    }
+
+    fn is_full(&self) -> bool {
+        self.journal.as_ref().is_some_and(|journal| journal.buffer.condition() != Condition::Recording)
+    }
+
+    async fn close(&self) -> Result<String, Refusal> {
+        let Some(journal) = &self.journal else { return self.end_with("the process") };
         let wheel = &self.ring.wheel;
-        let Some(state_file) = &self.ring.state_file else {
-            let messages = wheel.in_flight.count() + wheel.expiry.lock().unpublished();
-            if messages > 0 {
-                error!(
-                    messages,
-                    "the drain ended before all messages in flight were delivered, and no subscriber gets the others: \
-                     keep the wheel with --state, or raise --drain-timeout, and let the logic nodes add the \
-                     undelivered messages again"
-                );
-            }
-            let (batches, in_batches) = {
-                let queue = wheel.outbox.queue.lock();
-                (queue.batches.len(), queue.ids)
-            };
-            if messages > 0 || batches > 0 {
-                let text = format!(
-                    "the drain lost {messages} messages that were not delivered, and {batches} batches with \
-                     {in_batches} messages that a group did not acknowledge: keep the wheel with --state, or subscribe \
-                     before the sidecar stops"
-                );
-                return Err(Refusal::new(Reason::Draining, text));
-            }
-            return Ok(String::from("the wheel of a memory store without --state ends with the process"));
+        let (in_flight, batches) = (wheel.in_flight.count(), wheel.outbox.queue.lock().batches.len());
+        let closing = Arc::clone(journal);
+        let closed = tokio::task::spawn_blocking(move || closing.close()).await;
+        if let Err(error) = closed.unwrap_or_else(|error| Err(error.to_string())) {
+            return self.end_with(&format!("the process, because the journal could not be written ({error})"));
+        }
+        let batches = match batches {
+            0 => String::new(),
+            count => format!(", with {count} batches that were not acknowledged"),
         };
-        state::save(Arc::clone(wheel), Arc::clone(state_file), moment).await
+        Ok(format!("{in_flight} messages in flight are kept in {}{batches}", journal.path.display()))
+    }
+}
+
+impl MemoryStore {
+    /// Returns what is lost because the wheel ends. Refuses if something is.
+    fn end_with(&self, end: &str) -> Result<String, Refusal> {
+        let wheel = &self.ring.wheel;
+        let messages = wheel.in_flight.count() + wheel.expiry.lock().unpublished();
+        if messages > 0 {
+            error!(
+                messages,
+                "the drain ended before all messages in flight were delivered, and no subscriber gets the others: \
+                 keep the wheel with --journal, or raise --drain-timeout, and let the logic nodes add the \
+                 undelivered messages again"
+            );
+        }
+        let (batches, in_batches) = {
+            let queue = wheel.outbox.queue.lock();
+            (queue.batches.len(), queue.ids)
+        };
+        if messages > 0 || batches > 0 {
+            let text = format!(
+                "the drain lost {messages} messages that were not delivered, and {batches} batches with \
+                 {in_batches} messages that a group did not acknowledge: keep the wheel with --journal, or subscribe \
+                 before the sidecar stops"
+            );
+            return Err(Refusal::new(Reason::Draining, text));
+        }
+        Ok(format!("the wheel ends with {end}"))
     }
 }
 
 /// A ring in the memory of the process.
 pub struct MemoryRing {
     pub(super) wheel: Arc<MemoryWheel>,
-    /// The file in which a drain keeps the messages in flight.
-    state_file: Option<Arc<StateFile>>,
 }
 
 impl MemoryRing {
     /// Creates an empty ring that publishes its batches to `outbox`. `start` is the epoch, and the tick at which the
     /// pointer stands.
     pub fn new(options: MemoryOptions, start: (u64, Tick), outbox: Arc<MemoryOutbox>, now: Instant) -> MemoryRing {
-        MemoryRing { wheel: Arc::new(MemoryWheel::new(options, start, outbox, now)), state_file: None }
+        MemoryRing { wheel: Arc::new(MemoryWheel::new(options, start, outbox, now)) }
+    }
+}
+
+impl MemoryRing {
+    /// Waits until the journal has written everything that was recorded.
+    async fn recorded(&self) {
+        if let Some(journal) = &self.wheel.journal {
+            journal.all_written().await;
+        }
     }
 }
 
@@ -150,19 +166,29 @@ impl Ring for MemoryRing {
         &self,
         batch: &mut RequestBatch,
         _connection: ConnectionId,
-        _completions: &Arc<Completions>,
+        completions: &Arc<Completions>,
         now: Instant,
     ) -> Submitted {
         self.wheel.complete(batch, now);
-        Submitted::Completed
+        match &self.wheel.journal {
+            None => Submitted::Completed,
+            Some(journal) => journal.hold(batch, completions),
+        }
     }
 
     async fn get(&self, messages: &[Message], now: Instant) -> Result<Vec<MessageState>, Refusal> {
-        Ok(self.wheel.get(messages, now))
+        let states = self.wheel.get(messages, now);
+        self.recorded().await;
+        Ok(states)
     }
 
     async fn advance(&self, now: Instant) -> Result<Advance, Refusal> {
-        Ok(self.wheel.advance(now))
+        let advance = self.wheel.advance(now);
+        if matches!(advance, Advance::Moved { .. }) {
+            // The next tick does not expire before this is written. A slow disk thus shifts deadlines.
+            self.recorded().await;
+        }
+        Ok(advance)
     }
 
     async fn publish_expired(&self, now: Instant) -> Result<PublishStep, Refusal> {
@@ -178,8 +204,15 @@ impl Ring for MemoryRing {
         if std::mem::replace(&mut self.wheel.state.write().draining, true) {
             return Ok(DrainOutcome::Kept);
         }
-        match &self.state_file {
-            Some(state_file) => state::reserve(Arc::clone(&self.wheel), Arc::clone(state_file), now).await,
+        match &self.wheel.journal {
+            Some(journal) if journal.is_complete() => Ok(DrainOutcome::Kept),
+            Some(_) => {
+                error!(
+                    "the wheel cannot be kept, because the journal cannot be written: the messages in flight are \
+                     delivered now instead, in batches flagged drained"
+                );
+                Ok(self.wheel.expire_all(now))
+            }
             None => Ok(self.wheel.expire_all(now)),
         }
     }

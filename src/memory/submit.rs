@@ -8,9 +8,10 @@ use std::time::Instant;
 
 use parking_lot::RwLockReadGuard;
 
-use super::batch_by_shard::BatchByShard;
+use super::batch_by_shard::{BatchByShard, Item};
 use super::in_flight_limit::Shortage;
-use super::shard::Position;
+use super::journal::Event;
+use super::shard::{Position, Shard};
 use super::table::{Hash, MAX_SHARD_BITS};
 use super::wheel::{MemoryWheel, WheelState};
 use crate::core::{Message, Reason, Refusal, Request, RequestBatch};
@@ -26,6 +27,9 @@ impl MemoryWheel {
     /// Completes all requests of a batch.
     pub(super) fn complete(&self, batch: &mut RequestBatch, now: Instant) {
         batch.open();
+        if let Some(journal) = &self.journal {
+            journal.refuse(batch);
+        }
         let adds = batch.messages_to_add();
         if adds > 0 {
             self.record_time(now);
@@ -34,7 +38,7 @@ impl MemoryWheel {
         let wheel_state = self.state.read();
         let reserves = adds > 0 && !wheel_state.draining;
         if wheel_state.draining {
-            refuse(&mut batch.requests, &wheel_state);
+            refuse_adds(&mut batch.requests);
         } else if reserves && !self.in_flight.reserve_provisionally(adds) {
             return self.complete_near_limit(batch, wheel_state, now);
         }
@@ -69,7 +73,7 @@ impl MemoryWheel {
         let wheel_state = self.state.write();
         if wheel_state.draining {
             // A drain may have begun since the lock was released.
-            refuse(&mut batch.requests[from..], &wheel_state);
+            refuse_adds(&mut batch.requests[from..]);
         }
         let position = self.position(&wheel_state, now);
         let done = self.complete_singly(batch, from, &position);
@@ -151,8 +155,8 @@ impl MemoryWheel {
         BATCH_BY_SHARD.with_borrow_mut(|sorted| {
             self.sort(sorted, batch, number..number + 1);
             let (mut shards, mut new) = (Vec::new(), 0);
-            for (shard, items) in sorted.groups() {
-                let mut shard = self.shards.list[shard].lock();
+            for (number, items) in sorted.groups() {
+                let mut shard = self.shards.list[number].lock();
                 match self.in_flight.check(new + 1) {
                     Ok(()) => new += count_distinct(shard.new_messages(items, batch, position).collect()),
                     Err(shortage) if shard.new_messages(items, batch, position).next().is_some() => {
@@ -160,17 +164,38 @@ impl MemoryWheel {
                     }
                     Err(_) => {}
                 }
-                shards.push((shard, items));
+                shards.push((number, shard, items));
             }
             self.in_flight.reserve(new)?;
             let before = batch.in_flight_change();
-            for (shard, items) in &mut shards {
-                shard.run(items, batch, position);
+            for (number, shard, items) in &mut shards {
+                self.run_shard(*number, shard, items, batch, position);
             }
             let change = batch.in_flight_change().wrapping_sub(before);
             debug_assert_eq!(change, new, "all shards of the request are locked");
             Ok(())
         })
+    }
+
+    /// Applies adds and dels to the messages of a shard, and records what changed.
+    #[inline]
+    fn run_shard(
+        &self,
+        number: usize,
+        shard: &mut Shard,
+        items: &[Item],
+        batch: &mut RequestBatch,
+        position: &Position,
+    ) {
+        let before = shard.overtaken().len();
+        shard.run(items, batch, position);
+        if let Some(journal) = &self.journal {
+            let overtaken = shard.overtaken()[before..].iter().map(|(tick, timed_out)| Event::Overtaken {
+                tick: tick.seen_from(position.pointer),
+                timed_out: *timed_out,
+            });
+            journal.append_changes(number, items, batch, overtaken);
+        }
     }
 
     fn sort(&self, sorted: &mut BatchByShard, batch: &RequestBatch, requests: Range<usize>) {
@@ -189,12 +214,12 @@ impl MemoryWheel {
             let mut held = 0_u128;
             for (number, items) in sorted.groups() {
                 match self.shards.list[number].try_lock() {
-                    Some(mut shard) => shard.run(items, batch, position),
+                    Some(mut shard) => self.run_shard(number, &mut shard, items, batch, position),
                     None => held |= 1 << number,
                 }
             }
             for (number, items) in sorted.groups().filter(|(number, _)| held >> number & 1 == 1) {
-                self.shards.list[number].lock().run(items, batch, position);
+                self.run_shard(number, &mut self.shards.list[number].lock(), items, batch, position);
             }
         });
         batch.in_flight_change().wrapping_sub(before)
@@ -220,16 +245,12 @@ fn count_distinct(mut messages: Vec<Message>) -> u64 {
     messages.len() as u64
 }
 
-/// Refuses adds while the ring drains, and all requests after the ring is saved.
+/// Refuses adds, because the ring drains.
 #[cold]
-fn refuse(requests: &mut [Request], wheel_state: &WheelState) {
-    let text = if wheel_state.saved {
-        "this sidecar has saved its messages for its next start: try again after the restart"
-    } else {
-        "this sidecar is draining and takes no new messages: add them through another one"
-    };
+fn refuse_adds(requests: &mut [Request]) {
+    let text = "this sidecar is draining and takes no new messages: add them through another one";
     let refusal = Arc::new(Refusal::new(Reason::Draining, text));
-    for request in requests.iter_mut().filter(|request| request.adds() || wheel_state.saved) {
+    for request in requests.iter_mut().filter(|request| request.adds()) {
         request.refusal.get_or_insert_with(|| Arc::clone(&refusal));
     }
 }
@@ -243,8 +264,7 @@ mod tests {
 
     use super::*;
     use crate::core::single_request::{AddNewMsg, DelMsg, SingleRequest};
-    use crate::core::{DrainOutcome, Moment, Operation, Outcome, Retention, Ring, StormRule, Tick, Wheel};
-    use crate::memory::state::Saved;
+    use crate::core::{DrainOutcome, Operation, Outcome, Retention, Ring, StormRule, Tick, Wheel};
     use crate::memory::{MemoryOptions, MemoryOutbox, MemoryRing};
 
     fn ring(max_in_flight: u64, now: Instant) -> MemoryRing {
@@ -358,28 +378,6 @@ mod tests {
         let now = Instant::now();
         let ring = ring(LIMIT, now);
         assert!(race(&ring, LIMIT / 4 + 1, now) > 0, "the messages of all threads do not fit");
-    }
-
-    #[test]
-    fn what_is_written_down_is_not_changed_any_more() {
-        let now = Instant::now();
-        let ring = ring(10, now);
-        let mut batch = RequestBatch::default();
-        batch.push_single(1, Operation::Add { ack_timeout_ticks: 15, attempt: 1 }, Message::from(1));
-        ring.wheel.complete(&mut batch, now);
-        ring.wheel.state.write().draining = true;
-        let saved = Saved::of(&ring.wheel, Moment { now, unix_time: Duration::ZERO });
-        let mut batch = RequestBatch::default();
-        batch.push_single(2, Operation::Del { withdraw: false }, Message::from(1));
-        ring.wheel.complete(&mut batch, now);
-        let refused = batch.requests[0].refusal.as_ref().map(|refusal| refusal.reason);
-        assert_eq!(
-            refused,
-            Some(Reason::Draining),
-            "otherwise the message would be acknowledged here, and time out in the next process"
-        );
-        let saved = postcard::from_bytes::<Saved>(&postcard::to_stdvec(&saved).unwrap()).unwrap();
-        assert_eq!((saved.messages.len(), ring.wheel.in_flight.count()), (1, 1));
     }
 
     #[test]

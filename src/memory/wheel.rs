@@ -35,6 +35,7 @@ use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 
 use super::expiry::Expiry;
 use super::in_flight_limit::InFlightLimit;
+use super::journal::{Buffer, Event};
 use super::options::MemoryOptions;
 use super::outbox::MemoryOutbox;
 use super::shard::{Position, horizon, index};
@@ -56,8 +57,6 @@ pub(super) struct WheelState {
     pub(super) draining: bool,
     /// Whether a drain has expired all ticks, so that no message is in flight any more.
     pub(super) all_expired: bool,
-    /// Whether all messages are saved for the next start. Then requests are refused, because changes would be lost.
-    pub(super) saved: bool,
 }
 
 /// The wheel of a ring in memory.
@@ -70,6 +69,8 @@ pub(super) struct MemoryWheel {
     pub(super) full: Arc<Refusal>,
     pub(super) expiry: Mutex<Expiry>,
     pub(super) outbox: Arc<MemoryOutbox>,
+    /// The journal that records all changes, if there is one.
+    pub(super) journal: Option<Arc<Buffer>>,
     /// The time that corresponds to stamp 0.
     origin: Instant,
     /// The latest time of any add, in ns since `origin`: see [`MemoryWheel::advance`].
@@ -83,6 +84,18 @@ impl MemoryWheel {
         outbox: Arc<MemoryOutbox>,
         now: Instant,
     ) -> Self {
+        MemoryWheel::with_journal(options, start, outbox, now, now, None)
+    }
+
+    /// Creates a wheel whose changes are recorded. `origin` is the time that corresponds to stamp 0.
+    pub(super) fn with_journal(
+        options: MemoryOptions,
+        start: (u64, Tick),
+        outbox: Arc<MemoryOutbox>,
+        origin: Instant,
+        now: Instant,
+        journal: Option<Arc<Buffer>>,
+    ) -> Self {
         let (epoch, pointer) = start;
         MemoryWheel {
             epoch,
@@ -92,7 +105,6 @@ impl MemoryWheel {
                 expired_below: pointer,
                 draining: false,
                 all_expired: false,
-                saved: false,
             }),
             in_flight: InFlightLimit::new(options.max_in_flight),
             full: Arc::new(Refusal::new(
@@ -100,11 +112,16 @@ impl MemoryWheel {
                 "the limit --max-in-flight is reached: try again when some are acknowledged or have \
                  timed out, or raise --max-in-flight",
             )),
-            expiry: Mutex::new(Expiry::new(options.wheel)),
+            expiry: Mutex::new(Expiry::new(options.wheel, pointer)),
             outbox,
-            origin: now,
+            journal,
+            origin,
             latest_ns: AtomicU64::new(0),
         }
+    }
+
+    pub(super) const fn origin(&self) -> Instant {
+        self.origin
     }
 
     pub(super) fn stamp(&self, now: Instant) -> Stamp {
@@ -212,7 +229,11 @@ impl MemoryWheel {
         for tick in (ticks.start.0..ticks.end.0).map(Tick) {
             let count = self.shards.take_counts(tick);
             self.in_flight.change(count.in_flight.wrapping_neg());
-            expired.push((tick, self.shards.options.storm.count(count.acked, count.in_flight, drained)));
+            let counts = self.shards.options.storm.count(count.acked, count.in_flight, drained);
+            expired.push((tick, counts));
+            if let Some(journal) = &self.journal {
+                journal.append_event(&Event::Expired { tick, counts });
+            }
         }
         drop(state);
         let mut expiry = self.expiry.lock();

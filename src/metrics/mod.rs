@@ -10,7 +10,7 @@ use prometheus::{Counter, Gauge, GaugeVec, IntCounter, IntGauge, IntGaugeVec, Re
 use rustix::time::{ClockId, clock_gettime};
 
 use self::register::{Labelled, Latencies, Register, opts};
-use crate::core::{Backlog, DelOutcome, GroupName, Outcome, Reason, RequestBatch, RingStatus};
+use crate::core::{Backlog, DelOutcome, GroupName, JournalStatus, Outcome, Reason, RequestBatch, RingStatus};
 use crate::logging;
 use crate::protocol::frame::FrameType;
 
@@ -117,7 +117,11 @@ metrics! {
     rings_unconfirmed: IntGauge = gauge("rings_unconfirmed", "Rings whose Redis no majority confirms.");
     ack_timeout: Gauge = gauge("ack_timeout_seconds", "The default ack timeout: one revolution.");
     store_up: IntGauge = gauge("store_up", "1 if the store answers, else 0.");
-    memory_lost: IntGauge = gauge("memory_lost", "1 if the last sidecar with this --state did not drain.");
+    journal_damaged: IntGauge = gauge("journal_damaged", "Damaged parts of the journal at the start.");
+    journal_log_bytes: IntGauge = gauge("journal_log_bytes", "Bytes in the segments of the journal in use.");
+    journal_unwritten_bytes: IntGauge = gauge("journal_unwritten_bytes", "Bytes that wait for the writer.");
+    journal_refusing: IntGauge = gauge("journal_refusing", "1 if adds are refused because of the journal.");
+    journal_errors: IntCounter = counter("journal_errors_total", "Failed writes and syncs of the journal.");
     redis_round_trips: Labelled<&'static str, Latencies> =
         latencies_by("redis_round_trip_seconds",
             "Time from sending a script to Redis to its answer, or until it was given up.", "script",
@@ -204,6 +208,15 @@ impl Metrics {
         self.messages_in_flight.set(gauge_value(led.iter().map(|ring| ring.in_flight).sum()));
         self.pointer_tick.set(most(|ring| ring.pointer.0));
         self.pointer_lag.set(led.iter().map(|ring| ring.pointer_lag_seconds).fold(0.0, f64::max));
+    }
+
+    /// Sets the metrics of the journal.
+    pub fn set_journal(&self, journal: &JournalStatus) {
+        self.journal_damaged.set(gauge_value(journal.damaged));
+        self.journal_log_bytes.set(gauge_value(journal.log_bytes));
+        self.journal_unwritten_bytes.set(gauge_value(journal.unwritten_bytes));
+        self.journal_refusing.set(i64::from(journal.is_refusing));
+        self.journal_errors.inc_by(journal.errors.saturating_sub(self.journal_errors.get()));
     }
 
     /// Sets the gauges of the outboxes of the rings that this sidecar leads, and of the subscribers on this sidecar.

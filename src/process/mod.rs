@@ -3,6 +3,7 @@
 
 pub(crate) mod files;
 pub mod panics;
+pub mod parking;
 pub mod stop_signals;
 pub mod systemd;
 pub(crate) mod thread;

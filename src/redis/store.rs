@@ -13,7 +13,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::{error, info, warn};
 
 use crate::clock::Clock;
-use crate::core::{Moment, Reason, Refusal, RingParts, Store, StoreReport};
+use crate::core::{Reason, Refusal, RingParts, Store, StoreReport};
 use crate::metrics::Metrics;
 use crate::redis::connection::errors::{Fault, FaultKind};
 use crate::redis::connection::hints;
@@ -173,7 +173,7 @@ impl Store for RedisStore {
         self.report.lock().clone()
     }
 
-    async fn close(&self, _moment: Moment) -> Result<String, Refusal> {
+    async fn close(&self) -> Result<String, Refusal> {
         let waited = tokio::time::timeout(CLOSE_TIMEOUT, async {
             while held(&self.links) > 0 {
                 tokio::time::sleep(CLOSE_POLL).await;

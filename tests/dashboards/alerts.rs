@@ -15,7 +15,8 @@ use crate::support::sidecar::Sidecar;
 use crate::support::{wait_for, wait_until};
 
 /// The alerts, by the names that routes and silences hold.
-pub const NAMES: [&str; 19] = [
+pub const NAMES: [&str; 20] = [
+    "AckwheelJournalRefuses",
     "AckwheelDown",
     "AckwheelRestarting",
     "AckwheelNoLeader",

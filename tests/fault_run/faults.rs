@@ -139,9 +139,8 @@ impl Kind {
 
     /// Whether the contract allows this breach for messages that live while the fault lasts.
     ///
-    /// Replication is asynchronous, and a wheel in memory ends with its process. Nothing allows an early report.
+    /// Replication is asynchronous. Nothing allows an early report.
     pub fn allows(self, breach: Breach, topology: Topology) -> bool {
-        let loses_memory = self == Kind::SidecarKilled && topology == Topology::Memory;
         let loses_writes = match self {
             Kind::WritesLost
             | Kind::PrimaryKilled
@@ -154,8 +153,7 @@ impl Kind {
             _ => false,
         };
         match breach {
-            Breach::Lost | Breach::WrongOutcome => loses_memory || loses_writes,
-            Breach::AckedAndReported | Breach::Doubled => loses_writes,
+            Breach::Lost | Breach::WrongOutcome | Breach::AckedAndReported | Breach::Doubled => loses_writes,
             // Acks behind more requests than Redis can serve wait for a quarter of a tick only.
             Breach::LateInTime => matches!(self, Kind::RequestFlood | Kind::RedisBusy),
             Breach::Early => false,

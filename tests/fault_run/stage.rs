@@ -1,5 +1,6 @@
 //! The sidecars of a run, the store that they share if they do, and the order in which faults happen.
 
+use std::env;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -233,7 +234,7 @@ impl Stage {
                 let flags = self.store.flags(place.proxy.as_ref().map(Proxy::url));
                 command.args(flags).args(["--name", &name]);
             } else {
-                command.arg("--state").arg(&state);
+                command.arg("--journal").arg(&state);
             }
             if let Some(clock) = &place.clock {
                 clock.rule(&mut command);
@@ -246,13 +247,22 @@ impl Stage {
         self.places[index].sidecar = Some((sidecar, None));
     }
 
+    /// The kinds of faults of this run.
+    fn kinds(&self) -> Vec<Kind> {
+        let only = env::var("FAULT_RUN_ONLY").ok();
+        let mut kinds = Kind::of(self.topology);
+        kinds.retain(|kind| only.as_ref().is_none_or(|only| only == kind.name()));
+        assert!(!kinds.is_empty(), "FAULT_RUN_ONLY={only:?} names no fault of this store");
+        kinds
+    }
+
     /// Causes the next fault of a shuffled bag that can happen now; false if none can.
     fn cause_next(&mut self) -> bool {
         let possible = |stage: &Stage| stage.bag.iter().position(|kind| stage.can_happen(*kind));
-        let kinds = Kind::of(self.topology).len();
+        let kinds = self.kinds().len();
         // The faults left in the bag may have to wait for the store; others need not.
         if possible(self).is_none() && self.bag.len() < kinds {
-            let mut more = Kind::of(self.topology);
+            let mut more = self.kinds();
             more.shuffle(&mut self.random);
             self.bag.extend(more);
         }
@@ -327,8 +337,9 @@ impl Stage {
             // A log without a reader does not say why.
             Some(status)
                 if status.code() == Some(1)
-                    && ["the drain lost ", READER_LEAVES].iter().any(|said| sidecar.log().whole().contains(said)) => {
-            }
+                    && ["the drain lost ", READER_LEAVES]
+                        .iter()
+                        .any(|said| sidecar.log().whole().contains(said)) => {}
             Some(status) => self.problems.push(format!("a drain ended with {status}: {}", sidecar.log().text())),
         }
         self.shared.set_listen(index, None);

@@ -102,7 +102,7 @@ impl Timeouts {
     }
 
     /// When a batch of a later tick than this one first arrived after a moment, in every ring. None if none arrived in one.
-    /// After a kill a wheel may begin at an earlier tick than before.
+    /// After a restore a wheel may begin at an earlier tick than before.
     fn passed(&self, deadline: u64, after: Instant) -> Option<Instant> {
         let later = |ticks: &Vec<(Instant, u64)>| {
             let begin = ticks.partition_point(|(arrived, _)| *arrived < after);
@@ -302,7 +302,7 @@ mod tests {
         Judge { wheel: WHEEL, timeline: &timeline, ledger: &ledger, timeouts: &timeouts }.judge().all
     }
 
-    /// Lost messages that a kill from second 40 to 41 allows, where a batch of a later tick first arrived at this second.
+    /// Lost messages that lost writes from second 40 to 41 allow, where a batch of a later tick first arrived at this second.
     fn lost_and_allowed(later_tick: Option<u64>) -> u64 {
         let begun = Instant::now();
         let at = |second| begun + Duration::from_secs(second);
@@ -316,21 +316,16 @@ mod tests {
         let ticks = [before].into_iter().chain(later_tick.map(|second| (at(second), 106))).collect();
         let ticks = BTreeMap::from([(0, ticks)]);
         let timeouts = Timeouts { arrived: Vec::new(), by_id: HashMap::new(), ticks };
-        let killed = Fault {
-            kind: Kind::SidecarKilled,
-            place: Some(0),
-            from: at(40),
-            to: at(41),
-            loses_until: Some(at(41)),
-        };
-        let timeline = Timeline { topology: Topology::Memory, faults: vec![killed] };
+        let lost =
+            Fault { kind: Kind::WritesLost, place: Some(0), from: at(40), to: at(41), loses_until: Some(at(41)) };
+        let timeline = Timeline { topology: Topology::Redis, faults: vec![lost] };
         let row = Judge { wheel: WHEEL, timeline: &timeline, ledger: &ledger, timeouts: &timeouts }.judge().all;
         assert_eq!(row.broken[Breach::Lost as usize] + row.allowed[Breach::Lost as usize], 1);
         row.allowed[Breach::Lost as usize]
     }
 
     #[test]
-    fn a_kill_loses_no_message_whose_tick_had_passed_before() {
+    fn lost_writes_lose_no_message_whose_tick_had_passed_before() {
         assert_eq!([Some(29), Some(31), Some(50), None].map(lost_and_allowed), [0, 1, 1, 1]);
     }
 

@@ -41,7 +41,7 @@ impl Mount for Memory {
             threads: 1,
         };
         let moment = Moment { now: Instant::now(), unix_time: Duration::from_secs(1_000_000) };
-        let (store, _) = ackwheel::memory::MemoryStore::open(options, None, moment).unwrap();
+        let store = ackwheel::memory::MemoryStore::new(options, moment);
         Memory { store, now: moment.now }
     }
 

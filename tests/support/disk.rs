@@ -20,10 +20,15 @@ pub struct Disk {
 impl Disk {
     /// None, and a message, where mounting is not permitted.
     pub fn mount() -> Option<Disk> {
+        Disk::mount_of(SIZE)
+    }
+
+    /// The same, with a size such as 64M.
+    pub fn mount_of(size: &str) -> Option<Disk> {
         let image = tempfile::tempdir().expect("a folder can be made");
         let folder = tempfile::tempdir().expect("a folder can be made");
         let file = image.path().join("image");
-        let mounted = run("truncate", &["--size", SIZE, text(&file)])
+        let mounted = run("truncate", &["--size", size, text(&file)])
             && run("mkfs.ext4", &["-q", text(&file)])
             && run("mount", &["-o", "loop", text(&file), text(folder.path())]);
         if !mounted {
@@ -42,8 +47,25 @@ impl Disk {
         assert!(run("fsfreeze", &["--freeze", text(self.path())]), "a mounted file system can be frozen");
     }
 
+    /// The same, until what is returned is dropped. A process that waits for a frozen disk cannot be killed, so it must be
+    /// dropped before the process.
+    pub fn frozen(&self) -> Frozen<'_> {
+        self.freeze();
+        Frozen(self)
+    }
+
     pub fn thaw(&self) {
         assert!(run("fsfreeze", &["--unfreeze", text(self.path())]), "a frozen file system can be thawed");
+    }
+}
+
+/// A time in which a disk is frozen.
+#[derive(Debug)]
+pub struct Frozen<'a>(&'a Disk);
+
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        self.0.thaw();
     }
 }
 

@@ -1,14 +1,13 @@
 //! One thread of a process held still, while the others go on: what a stuck lock or an endless loop does.
 
 use std::fs;
-use std::time::Instant;
 
 use nix::sys::ptrace;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 use super::skipped::skip;
-use super::{PATIENCE, wait_for, wait_until};
+use super::wait_for;
 
 /// A thread that stalls until this is dropped. Only the thread of the test that held it can let it go.
 #[derive(Debug)]
@@ -37,46 +36,6 @@ impl HeldThread {
         assert!(matches!(stopped, WaitStatus::PtraceEvent(..)), "{stopped:?}");
         Some(held)
     }
-
-    /// Holds the thread of this name where it writes to a file or syncs it: as if the disk did not answer. A thread that has
-    /// just begun is caught. None where the system does not allow that.
-    pub fn hold_at_disk(process: u32, name: &str) -> Option<HeldThread> {
-        let deadline = Instant::now() + PATIENCE;
-        let thread = loop {
-            assert!(Instant::now() < deadline, "no thread {name} within {PATIENCE:?}");
-            if let Some(thread) = find(process, name) {
-                break thread;
-            }
-        };
-        if let Err(error) = ptrace::seize(thread, ptrace::Options::PTRACE_O_TRACESYSGOOD) {
-            skip(&format!("a thread that is held: ptrace is not permitted here ({error})"));
-            return None;
-        }
-        let held = HeldThread { thread };
-        ptrace::interrupt(thread).expect("it is ours");
-        waitpid(thread, Some(WaitPidFlag::__WALL)).expect("it stops");
-        while !at_disk(process, thread) {
-            ptrace::syscall(thread, None).expect("it stands");
-            let stopped = waitpid(thread, Some(WaitPidFlag::__WALL)).expect("it stops");
-            assert!(stopped.pid() == Some(thread) && !matches!(stopped, WaitStatus::Exited(..)), "{stopped:?}");
-        }
-        Some(held)
-    }
-
-    /// Waits until it has ended with its process, whose end nobody sees before that.
-    pub fn wait_for_end(&self) {
-        wait_until("the held thread ends", || {
-            let state = waitpid(self.thread, Some(WaitPidFlag::__WALL | WaitPidFlag::WNOHANG));
-            matches!(state, Err(_) | Ok(WaitStatus::Exited(..) | WaitStatus::Signaled(..)))
-        });
-    }
-}
-
-/// Whether a thread that stands is in a call that writes to a file or syncs it.
-fn at_disk(process: u32, thread: Pid) -> bool {
-    const CALLS: [&str; 2] = if cfg!(target_arch = "x86_64") { ["1", "74"] } else { ["64", "82"] };
-    let call = fs::read_to_string(format!("/proc/{process}/task/{thread}/syscall")).unwrap_or_default();
-    call.split(' ').next().is_some_and(|number| CALLS.contains(&number))
 }
 
 fn find(process: u32, name: &str) -> Option<Pid> {

@@ -57,7 +57,7 @@ impl Store for DashStore {
         true
     }
 
-    async fn close(&self, _moment: Moment) -> Result<String, Refusal> {
+    async fn close(&self) -> Result<String, Refusal> {
         Ok(String::from("a store on dashmap ends with the process"))
     }
 }

@@ -116,6 +116,7 @@ impl<S: BuildHasher> Table<S> {
         self.segments.iter().map(|segment| segment.entries.len() * group::CELLS).sum()
     }
 
+    #[cfg(test)]
     pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
         self.segments.iter().flat_map(Segment::iter)
     }

@@ -113,12 +113,12 @@ impl Ring for RedisRing {
         _now: Instant,
     ) -> Submitted {
         if self.draining.load(Ordering::Relaxed) {
-            batch.refuse_adds(&Refusal::new(
+            batch.refuse_adds(Refusal::new(
                 Reason::Draining,
                 "this sidecar is draining and takes no new messages: add them through another one",
             ));
         } else if !self.link.is_up() {
-            batch.refuse_adds(&refusal_while_unreachable());
+            batch.refuse_adds(refusal_while_unreachable());
         }
         for request in &mut batch.requests {
             if !request.operation.is_add() && request.refusal.is_none() {

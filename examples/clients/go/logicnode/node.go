@@ -303,7 +303,7 @@ func (n *node) timedOut(ctx context.Context, batch *ackwheel.TimeoutBatch) error
 			return err
 		}
 		// This sidecar takes no more messages, and given back the batch would end with it, unless its wheel is kept: in
-		// Redis, or with --state. There to give it back is better, and somebody pushes a second time.
+		// Redis, or with --journal. There to give it back is better, and somebody pushes a second time.
 		givenUp, saysOffline = append(givenUp, again...), false
 	}
 	n.know(func(r *records) {

@@ -1,0 +1,178 @@
+//! The thread that appends checkpoints: everything that the wheel and the outbox hold, in steps between which requests
+//! go on.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use super::Progress;
+use super::buffer::Buffer;
+use super::condition::Condition;
+use super::records::{self, BatchRecord, Event, GroupRecord};
+use crate::memory::shard::LOCKED_STEP;
+use crate::memory::wheel::MemoryWheel;
+
+/// How often the length of the log is compared with the size of the wheel.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// A pause of a checkpoint, while ticks are being published or much is unwritten.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// The number of unwritten bytes at which a checkpoint pauses.
+const MOST_UNWRITTEN: u64 = 1_024 * 1_024;
+
+pub(super) struct Checkpointer {
+    wheel: Weak<MemoryWheel>,
+    buffer: Arc<Buffer>,
+    progress: Arc<Progress>,
+}
+
+impl Checkpointer {
+    pub(super) fn new(wheel: &Arc<MemoryWheel>, buffer: &Arc<Buffer>, progress: &Arc<Progress>) -> Checkpointer {
+        Checkpointer { wheel: Arc::downgrade(wheel), buffer: Arc::clone(buffer), progress: Arc::clone(progress) }
+    }
+
+    /// Appends checkpoints when they are due, until the journal closes.
+    pub(super) fn run(self) {
+        while !self.is_closing_after(LOOK) {
+            let Some(wheel) = self.wheel.upgrade() else { return };
+            let held = wheel.shards.len() as u64 + wheel.outbox.queue.lock().ids;
+            self.progress.in_flight.store(wheel.in_flight.count(), Ordering::Relaxed);
+            self.progress.held.store(held, Ordering::Relaxed);
+            if self.is_due() {
+                self.checkpoint(&wheel);
+            }
+        }
+    }
+
+    /// Waits, unless a checkpoint is requested. Returns whether the journal closes.
+    fn is_closing_after(&self, time: Duration) -> bool {
+        let mut state = self.progress.state.lock();
+        if !state.is_closing && !state.is_requested {
+            self.progress.changed.wait_for(&mut state, time);
+        }
+        state.is_closing
+    }
+
+    fn is_due(&self) -> bool {
+        if std::mem::take(&mut self.progress.state.lock().is_requested) {
+            return true;
+        }
+        let is_recording = matches!(self.buffer.condition(), Condition::Recording | Condition::Full);
+        is_recording && self.progress.logged.load(Ordering::Relaxed) >= self.progress.checkpoint_at()
+    }
+
+    /// Appends a checkpoint. Stops if the journal fails or closes.
+    fn checkpoint(&self, wheel: &MemoryWheel) {
+        let failures = self.progress.state.lock().failures;
+        if !self.begin(wheel, failures) {
+            return;
+        }
+        if self.walk(wheel, failures).is_some() {
+            self.complete(failures);
+        }
+        wheel.expiry.lock().is_walked = false;
+    }
+
+    /// Begins once all expired messages are in batches. Returns false if the journal fails or closes before that.
+    fn begin(&self, wheel: &MemoryWheel, failures: u64) -> bool {
+        while self.goes_on(failures) {
+            {
+                let mut expiry = wheel.expiry.lock();
+                let state = wheel.state.read();
+                if expiry.is_all_published_below(state.expired_below) {
+                    expiry.is_walked = true;
+                    let begin = Event::Begin { published_below: state.expired_below };
+                    self.buffer.begin_checkpoint(&begin);
+                    self.progress.logged.store(0, Ordering::Relaxed);
+                    return true;
+                }
+            }
+            std::thread::sleep(PAUSE);
+        }
+        false
+    }
+
+    fn goes_on(&self, failures: u64) -> bool {
+        let state = self.progress.state.lock();
+        !state.is_closing && state.failures == failures
+    }
+
+    /// Waits while much is unwritten.
+    fn wait_for_writer(&self, failures: u64) -> Option<()> {
+        while self.buffer.unwritten() > MOST_UNWRITTEN {
+            std::thread::sleep(PAUSE);
+            self.goes_on(failures).then_some(())?;
+        }
+        self.goes_on(failures).then_some(())
+    }
+
+    /// Appends all entries, batches and groups.
+    fn walk(&self, wheel: &MemoryWheel, failures: u64) -> Option<()> {
+        for (number, shard) in wheel.shards.list.iter().enumerate() {
+            let (mut position, mut is_complete) = (0, false);
+            while !is_complete {
+                self.wait_for_writer(failures)?;
+                let state = wheel.state.read();
+                let mut shard = shard.lock();
+                let stamp = wheel.stamp(self.buffer.clock.now());
+                self.buffer.append(|bytes| {
+                    let begin = records::begin_entries(bytes);
+                    is_complete = shard.table.scan(&mut position, LOCKED_STEP, None, |entry| {
+                        records::write_entry(bytes, entry, stamp);
+                        true
+                    });
+                    records::end_entries(bytes, begin);
+                    if is_complete {
+                        let shard_number = u8::try_from(number).unwrap_or(u8::MAX);
+                        let acked =
+                            shard.acked(wheel.shards.open_ticks(state.expired_below), wheel.shards.options.wheel);
+                        Event::Counts { shard: shard_number, acked }.write(bytes);
+                    }
+                });
+                parking_lot::MutexGuard::unlock_fair(shard);
+            }
+        }
+        let positions = wheel.outbox.queue.lock().positions();
+        for position in positions {
+            self.wait_for_writer(failures)?;
+            let queue = wheel.outbox.queue.lock();
+            if let Some(stored) = queue.batches.get(&position) {
+                let expired = self.buffer.lived_ms(stored.expired_at);
+                let event = Event::Batch(BatchRecord::new(position, expired, &stored.batch));
+                self.buffer.append_event(&event);
+            }
+        }
+        let queue = wheel.outbox.queue.lock();
+        let groups = queue.groups.iter().filter(|(_, group)| !group.ephemeral);
+        let groups = groups
+            .map(|(name, group)| GroupRecord {
+                name: name.to_string(),
+                next: group.next,
+                held: group
+                    .taken
+                    .iter()
+                    .chain(&group.released)
+                    .map(|(position, count)| (*position, *count))
+                    .collect(),
+            })
+            .collect();
+        let positions = queue.positions();
+        let event = Event::Groups { begin: positions.start, end: positions.end, groups };
+        self.buffer.append_event(&event);
+        Some(())
+    }
+
+    /// Tells the writer with which record the checkpoint is complete, and waits until that is written.
+    fn complete(&self, failures: u64) {
+        let mut state = self.progress.state.lock();
+        if state.failures != failures {
+            return;
+        }
+        state.complete_with = Some(self.buffer.last_appended());
+        // If the writer has written that record already, it notices with the next one.
+        while state.complete_with.is_some() && !state.is_closing {
+            self.progress.changed.wait(&mut state);
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! The folder of a journal: its lock and its files.
+
+use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
+use std::io::{self, Read};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FallocateFlags, OFlags, fallocate};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::process::geteuid;
+use tracing::warn;
+
+use super::JournalError;
+use super::segment::{HEAD_LENGTH, SegmentHead};
+
+/// The length of a new segment. Its room on the disk is there before it is used.
+pub(super) const SEGMENT_LENGTH: u64 = 16 * 1_024 * 1_024;
+
+/// The permissions of the group and of other users.
+const OTHERS: u32 = 0o077;
+
+/// The beginning of the name of a segment. Its number follows.
+const PREFIX: &str = "log-";
+
+/// The beginning of the name of a file that is ready to become a segment.
+const SPARE: &str = "spare-";
+
+/// The name of the lock file. It is never removed.
+const LOCK: &str = "lock";
+
+/// A folder that this process has locked.
+#[derive(Debug)]
+pub(super) struct Folder {
+    pub(super) path: PathBuf,
+    /// The lock lasts as long as this file is open.
+    _lock: File,
+}
+
+/// The files in a folder.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// The segments with a valid head, in the order of their numbers.
+    pub(super) segments: Vec<(SegmentHead, PathBuf)>,
+    /// The other files of the journal, which can be used again.
+    pub(super) unused: Vec<PathBuf>,
+}
+
+impl Folder {
+    /// Locks the folder, and creates it if it is missing.
+    pub(super) fn open(path: &Path) -> Result<Folder, JournalError> {
+        let failed = |cause| JournalError::Io { what: "open", path: path.to_owned(), cause };
+        if !path.exists() {
+            fs::create_dir_all(path).map_err(failed)?;
+            fs::set_permissions(path, Permissions::from_mode(0o700)).map_err(failed)?;
+        }
+        let lock = open_own(&path.join(LOCK), true).map_err(failed)?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(JournalError::InUse { path: path.to_owned() }),
+            Err(TryLockError::Error(error)) => warn!(
+                %error,
+                "this file system cannot lock the journal: make sure that no other sidecar uses this --journal"
+            ),
+        }
+        Ok(Folder { path: path.to_owned(), _lock: lock })
+    }
+
+    /// Returns the path of a segment.
+    pub(super) fn segment(&self, number: u32) -> PathBuf {
+        self.path.join(format!("{PREFIX}{number:08}"))
+    }
+
+    /// Finds the files of the journal.
+    pub(super) fn find(&self) -> Result<Found, JournalError> {
+        let failed = |cause| JournalError::Io { what: "read", path: self.path.clone(), cause };
+        let mut found = Found::default();
+        for file in fs::read_dir(&self.path).map_err(failed)? {
+            let file = file.map_err(failed)?;
+            let name = file.file_name();
+            let Some(name) = name.to_str() else { continue };
+            if name.starts_with(SPARE) {
+                found.unused.push(file.path());
+            }
+            let Some(number) = name.strip_prefix(PREFIX) else { continue };
+            let mut head = Vec::new();
+            let opened = open_own(&file.path(), false)
+                .and_then(|file| file.take(HEAD_LENGTH as u64).read_to_end(&mut head))
+                .map_err(|cause| JournalError::Io { what: "read", path: file.path(), cause });
+            opened?;
+            match SegmentHead::decode(&head) {
+                Some(head) if number.parse() == Ok(head.number) => found.segments.push((head, file.path())),
+                _ => found.unused.push(file.path()),
+            }
+        }
+        found.segments.sort_by_key(|(head, _)| head.number);
+        Ok(found)
+    }
+
+    /// Reads a whole segment.
+    pub(super) fn read(&self, path: &Path) -> Result<Vec<u8>, JournalError> {
+        let mut bytes = Vec::new();
+        open_own(path, false)
+            .and_then(|mut file| file.read_to_end(&mut bytes))
+            .map_err(|cause| JournalError::Io { what: "read", path: path.to_owned(), cause })?;
+        Ok(bytes)
+    }
+
+    /// Creates a file with room for a segment.
+    pub(super) fn create_spare(&self, number: u64) -> io::Result<PathBuf> {
+        let path = self.path.join(format!("{SPARE}{number}"));
+        open_own(&path, true).and_then(|file| reserve(&file)).inspect_err(|_| {
+            // Its room is wanted elsewhere.
+            let _ = fs::remove_file(&path);
+        })?;
+        Ok(path)
+    }
+
+    /// Makes a file a segment.
+    pub(super) fn make_segment(&self, old: &Path, number: u32) -> io::Result<File> {
+        let path = self.segment(number);
+        fs::rename(old, &path)?;
+        let file = open_own(&path, true)?;
+        reserve(&file)?;
+        Ok(file)
+    }
+
+    /// Makes new names last.
+    pub(super) fn sync(&self) -> io::Result<()> {
+        File::open(&self.path)?.sync_all()
+    }
+}
+
+/// Makes room for a segment.
+fn reserve(file: &File) -> io::Result<()> {
+    match retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, SEGMENT_LENGTH)) {
+        // Some file systems cannot reserve room.
+        Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Opens a file that only this user can read. Refuses a symbolic link, a pipe, and a file with another name or owner:
+/// through these, another user could read or change the journal.
+fn open_own(path: &Path, writes: bool) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    let flags = OFlags::NONBLOCK | OFlags::NOFOLLOW;
+    options.read(true).write(writes).create(writes).truncate(false).mode(0o600);
+    let refused = |why| Err(io::Error::other(format!("{} {why}: remove it", path.display())));
+    let file = match options.custom_flags(flags.bits().cast_signed()).open(path) {
+        Err(error) if error.raw_os_error() == Some(Errno::LOOP.raw_os_error()) => {
+            return refused("is a symbolic link");
+        }
+        opened => opened?,
+    };
+    let metadata = file.metadata()?;
+    if !metadata.is_file() || metadata.nlink() != 1 || metadata.uid() != geteuid().as_raw() {
+        return refused("is not a file of this user with one name");
+    }
+    if writes && metadata.mode() & OTHERS != 0 {
+        file.set_permissions(Permissions::from_mode(0o600))?;
+    }
+    Ok(file)
+}

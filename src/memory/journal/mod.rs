@@ -1,0 +1,349 @@
+//! The journal of a memory store: one log with incremental checkpoints, which keeps messages, batches and groups across
+//! the end of the process.
+//!
+//! ```text
+//!  requests, ticks, batches ──▶ Buffer ──▶ Writer ──▶ log-00000007 … log-00000012
+//!        ▲                        │                        │
+//!        └─ answers, once written ┘                        └──▶ recovery ──▶ wheel, outbox
+//!  Checkpoint: walks through the wheel, and appends all of it to the same log
+//! ```
+//!
+//! # Rules
+//!
+//! 1. A change is appended under the lock under which it is made. So the order of the log is the order of the changes,
+//!    and the replay of the log gives the wheel.
+//! 2. No answer, batch or tick leaves the store before all records up to that moment are written. Only the writer waits
+//!    for the disk.
+//! 3. A checkpoint is a part of the log: it appends every entry as it is at that moment, while requests go on. Once it is
+//!    complete and written, the segments before its first record are used again.
+//! 4. After a failed write or sync nothing more is written to that segment. The wheel in memory is right, and a
+//!    checkpoint in new segments replaces the log.
+
+mod buffer;
+mod checkpoint;
+mod condition;
+mod folder;
+mod log;
+mod options;
+mod records;
+mod recovery;
+mod segment;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+use tracing::{error, warn};
+
+pub(super) use self::buffer::Buffer;
+use self::checkpoint::Checkpointer;
+pub(super) use self::condition::Condition;
+use self::folder::{Folder, Found, SEGMENT_LENGTH};
+pub use self::log::Damage;
+use self::log::Log;
+pub use self::options::{JournalError, JournalOptions, Recovered, SyncPolicy};
+pub(super) use self::records::{BatchRecord, Event};
+use self::segment::{HEAD_LENGTH, SegmentHead};
+use self::writer::Writer;
+use super::options::MemoryOptions;
+use super::outbox::MemoryOutbox;
+use super::wheel::MemoryWheel;
+use crate::clock::Clock;
+use crate::core::{GroupName, JournalStatus, Tick};
+use crate::process::parking;
+
+/// The minimum length of the log at which a checkpoint begins.
+const SHORTEST_LOG: u64 = 64 * 1_024 * 1_024;
+
+/// The bytes that a message in the wheel or in the outbox takes in a checkpoint, rounded up.
+const ENTRY_BYTES: u64 = 24;
+
+/// The state that the threads of a journal share.
+#[derive(Debug)]
+pub(super) struct Progress {
+    /// The bytes of the log since the last checkpoint began.
+    logged: AtomicU64,
+    /// The number of segments from the last checkpoint on.
+    segments: AtomicU32,
+    /// The number of the first of them.
+    first: AtomicU32,
+    in_flight: AtomicU64,
+    /// The messages in the wheel and in the outbox.
+    held: AtomicU64,
+    /// The segment to which the writer writes.
+    current: Mutex<Option<Arc<File>>>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The number of failed writes and syncs.
+    failures: u64,
+    /// Whether a checkpoint is to begin at once.
+    is_requested: bool,
+    /// The record with which the current checkpoint is complete, if it has been appended.
+    complete_with: Option<u64>,
+    /// The number of complete checkpoints.
+    checkpoints: u64,
+    /// Whether a sync in the background has failed.
+    sync_failed: bool,
+    is_closing: bool,
+    ended: Option<Result<(), String>>,
+}
+
+impl Progress {
+    /// Returns the length of the log, in bytes, at which a checkpoint begins.
+    fn checkpoint_at(&self) -> u64 {
+        SHORTEST_LOG.max(2 * ENTRY_BYTES * self.held.load(Ordering::Relaxed))
+    }
+
+    /// Returns whether a checkpoint is complete now that all records up to `last` are written.
+    fn complete(&self, last: u64) -> bool {
+        let mut state = self.state.lock();
+        let is_complete = state.complete_with.take_if(|with| *with <= last).is_some();
+        if is_complete {
+            state.checkpoints += 1;
+            self.changed.notify_all();
+        }
+        is_complete
+    }
+
+    fn failed(&self) {
+        let mut state = self.state.lock();
+        state.failures += 1;
+        state.complete_with = None;
+        self.changed.notify_all();
+    }
+
+    fn sync_failed(&self) {
+        self.state.lock().sync_failed = true;
+    }
+
+    fn take_sync_failure(&self) -> bool {
+        std::mem::take(&mut self.state.lock().sync_failed)
+    }
+
+    fn request_checkpoint(&self) {
+        self.state.lock().is_requested = true;
+        self.changed.notify_all();
+    }
+
+    fn end(&self, ended: Result<(), String>) {
+        self.state.lock().ended = Some(ended);
+        self.changed.notify_all();
+    }
+}
+
+/// A journal that is open.
+pub(super) struct Journal {
+    pub(super) buffer: Arc<Buffer>,
+    progress: Arc<Progress>,
+    pub(super) path: PathBuf,
+    /// The number of damaged parts at the start.
+    damaged: u64,
+}
+
+impl Journal {
+    /// Opens a journal, and rebuilds the wheel and the outbox that it keeps.
+    pub(super) fn open(
+        journal: &JournalOptions,
+        options: MemoryOptions,
+        clock: &Arc<Clock>,
+    ) -> Result<(Journal, Arc<MemoryWheel>, Recovered), JournalError> {
+        let moment = clock.moment();
+        let folder = Arc::new(Folder::open(&journal.folder)?);
+        let found = folder.find()?;
+        if let Some((head, _)) = found.segments.iter().find(|(head, _)| head.wheel != options.wheel) {
+            let path = journal.folder.clone();
+            return Err(JournalError::OtherWheel { path, saved: head.wheel, asked: options.wheel });
+        }
+        let log = Log::verify(&folder, &found)?;
+        for Damage { path, offset, bytes } in &log.damages {
+            error!(
+                path = %path.display(), offset, bytes,
+                "a part of the journal is damaged: the messages in it are lost, and all others are kept; check the disk"
+            );
+        }
+        let epoch = moment.unix_ms().max(log::last_epoch(&found) + 1);
+        let progress = Arc::new(Progress {
+            logged: AtomicU64::new(0),
+            segments: AtomicU32::new(1),
+            first: AtomicU32::new(0),
+            in_flight: AtomicU64::new(0),
+            held: AtomicU64::new(0),
+            current: Mutex::new(None),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        let is_woken = Arc::new(std::sync::OnceLock::<std::sync::Weak<Buffer>>::new());
+        let wakes_late = parking::on_park({
+            let buffer = Arc::clone(&is_woken);
+            move || {
+                if let Some(buffer) = buffer.get().and_then(std::sync::Weak::upgrade) {
+                    buffer.wake_writer();
+                }
+            }
+        });
+        let buffer = Arc::new(Buffer::new(clock, moment.now, log.lived_ms(), wakes_late));
+        let _ = is_woken.set(Arc::downgrade(&buffer));
+        let outbox = Arc::new(MemoryOutbox::with_journal(options.retention, moment.now, Arc::clone(&buffer)));
+        let start = Tick(moment.unix_ms() / u64::from(options.wheel.tick_ms()));
+        let lived = Duration::from_millis(log.lived_ms());
+        let origin = moment.now.checked_sub(lived).unwrap_or(moment.now);
+        let wheel = MemoryWheel::with_journal(
+            options,
+            (epoch, start),
+            outbox,
+            origin,
+            moment.now,
+            Some(Arc::clone(&buffer)),
+        );
+        let wheel = Arc::new(wheel);
+        let in_flight = log.apply(&folder, &wheel, moment)?;
+        let recovered = Recovered { in_flight, is_old: log.checkpoint().is_some(), damages: log.damages.clone() };
+        let writer = first_segment(&folder, found, &log, &wheel, &buffer, &progress, journal.sync)?;
+        let journal_threads = Threads { writer, checkpointer: Checkpointer::new(&wheel, &buffer, &progress) };
+        journal_threads.start(journal.sync, &progress).map_err(|cause| JournalError::Io {
+            what: "start the threads for",
+            path: journal.folder.clone(),
+            cause,
+        })?;
+        if !recovered.is_old {
+            let group = GroupName::default_group().to_string();
+            buffer.append_event(&Event::Opened { group, next: 0 });
+        }
+        let damaged = recovered.damages.len() as u64;
+        Ok((Journal { buffer, progress, path: journal.folder.clone(), damaged }, wheel, recovered))
+    }
+
+    pub(super) fn status(&self) -> JournalStatus {
+        let segments = u64::from(self.progress.segments.load(Ordering::Relaxed));
+        JournalStatus {
+            damaged: self.damaged,
+            log_bytes: segments * SEGMENT_LENGTH,
+            unwritten_bytes: self.buffer.unwritten(),
+            is_refusing: self.buffer.condition() != Condition::Recording || !self.buffer.is_prompt(),
+            errors: self.progress.state.lock().failures,
+        }
+    }
+
+    /// Writes everything, and ends the threads. Fails if not everything could be written.
+    pub(super) fn close(&self) -> Result<(), String> {
+        self.buffer.close();
+        let mut state = self.progress.state.lock();
+        state.is_closing = true;
+        self.progress.changed.notify_all();
+        while state.ended.is_none() {
+            self.progress.changed.wait(&mut state);
+        }
+        state.ended.clone().unwrap_or(Ok(()))
+    }
+}
+
+impl Drop for Journal {
+    fn drop(&mut self) {
+        self.buffer.close();
+        self.progress.state.lock().is_closing = true;
+        self.progress.changed.notify_all();
+    }
+}
+
+/// Begins the first segment of this process.
+fn first_segment(
+    folder: &Arc<Folder>,
+    found: Found,
+    log: &Log,
+    wheel: &MemoryWheel,
+    buffer: &Arc<Buffer>,
+    progress: &Arc<Progress>,
+    sync: SyncPolicy,
+) -> Result<Writer, JournalError> {
+    let last_number = found.segments.last().map_or(0, |(head, _)| head.number);
+    let checkpoint = log.checkpoint().unwrap_or(last_number + 1);
+    let mut spare: VecDeque<PathBuf> = found.unused.into();
+    spare.extend(found.segments.into_iter().filter(|(head, _)| head.number < checkpoint).map(|(_, path)| path));
+    let spares = spare.iter().filter_map(|path| number_of(path)).max().unwrap_or(0);
+    progress.first.store(checkpoint, Ordering::Relaxed);
+    let head = SegmentHead {
+        number: last_number,
+        wheel: wheel.shards.options.wheel,
+        epoch: wheel.epoch,
+        pointer: wheel.pointer(),
+        previous_length: 0,
+    };
+    let mut writer = Writer {
+        folder: Arc::clone(folder),
+        buffer: Arc::clone(buffer),
+        progress: Arc::clone(progress),
+        sync,
+        head,
+        file: None,
+        length: log.end().map_or(HEAD_LENGTH as u64, |(_, length)| length),
+        checkpoint,
+        begun: checkpoint,
+        spare,
+        spares,
+        next_attempt: buffer.clock.now(),
+    };
+    writer.next_segment().map_err(|cause| JournalError::Io {
+        what: "write to",
+        path: folder.path.clone(),
+        cause,
+    })?;
+    Ok(writer)
+}
+
+/// Returns the number at the end of the name of a file.
+fn number_of(path: &Path) -> Option<u64> {
+    path.file_name()?.to_str()?.rsplit('-').next()?.parse().ok()
+}
+
+/// The threads of a journal.
+struct Threads {
+    writer: Writer,
+    checkpointer: Checkpointer,
+}
+
+impl Threads {
+    fn start(self, sync: SyncPolicy, progress: &Arc<Progress>) -> io::Result<()> {
+        let start = |name: &str| thread::Builder::new().name(name.to_owned());
+        let Threads { writer, checkpointer } = self;
+        start("journal").spawn(move || writer.run())?;
+        start("checkpoint").spawn(move || checkpointer.run())?;
+        if let SyncPolicy::Every(interval) = sync {
+            let progress = Arc::clone(progress);
+            start("journal-sync").spawn(move || sync_at_intervals(&progress, interval))?;
+        }
+        Ok(())
+    }
+}
+
+/// Syncs the current segment again and again. The writer syncs a segment that it leaves.
+fn sync_at_intervals(progress: &Progress, interval: Duration) {
+    loop {
+        {
+            let mut state = progress.state.lock();
+            while !state.is_closing && !progress.changed.wait_for(&mut state, interval).timed_out() {}
+            if state.is_closing {
+                return;
+            }
+        }
+        let current = progress.current.lock().clone();
+        if let Some(file) = current
+            && let Err(error) = file.sync_data()
+        {
+            warn!(%error, "the journal could not be synced");
+            progress.sync_failed();
+        }
+    }
+}

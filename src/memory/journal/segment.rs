@@ -1,0 +1,133 @@
+//! The segments of a journal. A segment is a file with a head and blocks, and a block is the result of one write.
+//!
+//! ```text
+//! head:   magic 16, segment u32, slots u16, tick_ms u32, epoch u64, pointer u64, previous_length u64, crc u32
+//! block:  length u32, crc u32, checkpoint u32, lived_ms u64, unix_ms u64, records
+//! ```
+//!
+//! Numbers are little-endian. The checksum of a block covers the number of the segment, the rest of its head and its
+//! records. So blocks of an earlier use of a recycled file are not valid.
+
+use std::time::Duration;
+
+use crc32fast::Hasher;
+
+use crate::core::{Tick, Wheel};
+
+/// The first bytes of a segment. The digit is the version of the layout.
+const MAGIC: &[u8; 16] = b"ackwheel log   1";
+
+/// The length of the head of a segment.
+pub(super) const HEAD_LENGTH: usize = 16 + 4 + 2 + 4 + 8 + 8 + 8 + 4;
+
+/// The length of the head of a block.
+pub(super) const BLOCK_HEAD_LENGTH: usize = 4 + 4 + 4 + 8 + 8;
+
+/// The head of a segment.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct SegmentHead {
+    pub(super) number: u32,
+    pub(super) wheel: Wheel,
+    pub(super) epoch: u64,
+    pub(super) pointer: Tick,
+    /// The length of the valid blocks of the segment before, with its head. A shorter segment is damaged.
+    pub(super) previous_length: u64,
+}
+
+impl SegmentHead {
+    pub(super) fn encode(&self) -> [u8; HEAD_LENGTH] {
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend(self.number.to_le_bytes());
+        bytes.extend(self.wheel.slots().to_le_bytes());
+        bytes.extend(self.wheel.tick_ms().to_le_bytes());
+        bytes.extend(self.epoch.to_le_bytes());
+        bytes.extend(self.pointer.0.to_le_bytes());
+        bytes.extend(self.previous_length.to_le_bytes());
+        let crc = crc32fast::hash(&bytes);
+        bytes.extend(crc.to_le_bytes());
+        bytes.try_into().expect("the fields add up to the length")
+    }
+
+    /// Returns `None` if the bytes are not a whole head of this version.
+    pub(super) fn decode(bytes: &[u8]) -> Option<SegmentHead> {
+        let (body, crc) = bytes.get(..HEAD_LENGTH)?.split_last_chunk::<4>()?;
+        let rest = body.strip_prefix(MAGIC)?;
+        if crc32fast::hash(body) != u32::from_le_bytes(*crc) {
+            return None;
+        }
+        let u32_at = |at: usize| Some(u32::from_le_bytes(rest.get(at..at + 4)?.try_into().ok()?));
+        let u64_at = |at: usize| Some(u64::from_le_bytes(rest.get(at..at + 8)?.try_into().ok()?));
+        let slots = u16::from_le_bytes(rest.get(4..6)?.try_into().ok()?);
+        let tick_length = Duration::from_millis(u64::from(u32_at(6)?));
+        Some(SegmentHead {
+            number: u32_at(0)?,
+            wheel: Wheel::new(slots, tick_length).ok()?,
+            epoch: u64_at(10)?,
+            pointer: Tick(u64_at(18)?),
+            previous_length: u64_at(26)?,
+        })
+    }
+}
+
+/// The head of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct BlockHead {
+    /// The segment with which recovery begins, because the last complete checkpoint begins there.
+    pub(super) checkpoint: u32,
+    /// How long the wheel has lived, without the time in which no process ran.
+    pub(super) lived_ms: u64,
+    /// The wall clock.
+    pub(super) unix_ms: u64,
+}
+
+impl BlockHead {
+    /// Fills in the first [`BLOCK_HEAD_LENGTH`] bytes of a block, whose records follow them.
+    pub(super) fn fill_in(self, segment: u32, block: &mut [u8]) {
+        let length = u32::try_from(block.len() - BLOCK_HEAD_LENGTH).expect("a block is far shorter than 4 GiB");
+        block[..4].copy_from_slice(&length.to_le_bytes());
+        block[8..12].copy_from_slice(&self.checkpoint.to_le_bytes());
+        block[12..20].copy_from_slice(&self.lived_ms.to_le_bytes());
+        block[20..28].copy_from_slice(&self.unix_ms.to_le_bytes());
+        let crc = checksum(segment, block);
+        block[4..8].copy_from_slice(&crc.to_le_bytes());
+    }
+}
+
+fn checksum(segment: u32, block: &[u8]) -> u32 {
+    let mut crc = Hasher::new();
+    crc.update(&segment.to_le_bytes());
+    crc.update(&block[..4]);
+    crc.update(&block[8..]);
+    crc.finalize()
+}
+
+/// A valid block of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Block<'a> {
+    pub(super) head: BlockHead,
+    pub(super) records: &'a [u8],
+}
+
+/// Reads the block at the beginning of `bytes`. Returns `None` if it is not valid.
+pub(super) fn block_at(segment: u32, bytes: &[u8]) -> Option<Block<'_>> {
+    let head = bytes.get(..BLOCK_HEAD_LENGTH)?;
+    let u32_at = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+    let u64_at = |at: usize| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
+    let length = u32_at(0) as usize;
+    // Before the checksum, which takes time: a block is not empty, and its checkpoint is in this segment or before it.
+    if length == 0 || u32_at(8) == 0 || u32_at(8) > segment {
+        return None;
+    }
+    let block = bytes.get(..BLOCK_HEAD_LENGTH + length)?;
+    if checksum(segment, block) != u32_at(4) {
+        return None;
+    }
+    let head = BlockHead { checkpoint: u32_at(8), lived_ms: u64_at(12), unix_ms: u64_at(20) };
+    Some(Block { head, records: &block[BLOCK_HEAD_LENGTH..] })
+}
+
+impl Block<'_> {
+    pub(super) fn length(&self) -> usize {
+        BLOCK_HEAD_LENGTH + self.records.len()
+    }
+}

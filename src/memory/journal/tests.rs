@@ -1,0 +1,317 @@
+//! The state that recovery finds is one that a client could have seen, wherever the files end.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rand::rngs::SmallRng;
+use rand::seq::IndexedRandom;
+use rand::{RngExt, SeedableRng};
+use tempfile::TempDir;
+use tokio::runtime::{Builder, Runtime};
+
+use super::{Journal, JournalOptions, SyncPolicy};
+use crate::clock::Clock;
+use crate::core::{
+    BatchId, Completions, ConnectionId, GroupName, GroupOptions, Message, Operation, RequestBatch, Retention,
+    RingParts, Store, StormRule, Tick, Wheel,
+};
+use crate::memory::wheel::MemoryWheel;
+use crate::memory::{MemoryOptions, MemoryStore};
+
+const TICK: Duration = Duration::from_secs(1);
+
+fn options(threads: usize) -> MemoryOptions {
+    MemoryOptions {
+        wheel: Wheel::new(5, TICK).unwrap(),
+        storm: StormRule::default(),
+        retention: Retention::default(),
+        max_in_flight: 1_000_000,
+        threads,
+    }
+}
+
+/// The content of a wheel and its outbox, as far as clients can see it.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Content {
+    pointer: Tick,
+    /// The messages in flight, with their deadlines and attempts.
+    in_flight: BTreeMap<Message, (Tick, u8)>,
+    /// The Acks of each tick that has not expired.
+    acked: BTreeMap<Tick, u64>,
+    /// The messages that timed out and are in no batch yet.
+    unpublished: u64,
+    /// The batches, with their messages.
+    batches: BTreeMap<BatchId, Vec<Message>>,
+    /// The groups, with the batches that each has not settled, and the delivery counts of these.
+    groups: BTreeMap<GroupName, Vec<(u64, u32)>>,
+}
+
+impl Content {
+    fn of(wheel: &MemoryWheel) -> Content {
+        let (pointer, mut in_flight) = (wheel.pointer(), BTreeMap::new());
+        for shard in &wheel.shards.list {
+            for entry in shard.lock().table.iter() {
+                let deadline = entry.deadline.seen_from(pointer);
+                if deadline >= pointer {
+                    in_flight.insert(entry.message, (deadline, entry.attempt));
+                }
+            }
+        }
+        let acked = wheel.shards.open_ticks(pointer).map(|tick| (tick, wheel.shards.counts(tick).acked));
+        let queue = wheel.outbox.queue.lock();
+        let batches = queue.batches.values().map(|stored| {
+            let mut messages: Vec<Message> =
+                stored.batch.messages.iter().map(|timed_out| timed_out.message).collect();
+            messages.sort_unstable();
+            (stored.batch.id, messages)
+        });
+        let groups = queue.groups.iter().map(|(name, group)| {
+            let held = group.taken.iter().chain(&group.released).map(|(position, count)| (*position, *count));
+            let untaken = queue.batches.range(group.next..).map(|(position, _)| (*position, 0));
+            let unsettled: BTreeSet<(u64, u32)> = held.chain(untaken).collect();
+            (name.clone(), unsettled.into_iter().collect())
+        });
+        let counts: BTreeMap<Tick, u64> = acked.filter(|(_, acked)| *acked > 0).collect();
+        Content {
+            pointer,
+            in_flight,
+            acked: counts,
+            unpublished: wheel.expiry.lock().unpublished(),
+            batches: batches.collect(),
+            groups: groups.collect(),
+        }
+    }
+}
+
+/// A wheel with a journal, and random requests for it.
+struct Life {
+    runtime: Runtime,
+    folder: TempDir,
+    journal: Journal,
+    wheel: Arc<MemoryWheel>,
+    parts: RingParts,
+    random: SmallRng,
+    now: Instant,
+    /// The batches that the group has taken and not settled.
+    taken: Vec<BatchId>,
+}
+
+fn journal_options(folder: &Path) -> JournalOptions {
+    JournalOptions { folder: folder.to_owned(), sync: SyncPolicy::None }
+}
+
+fn group() -> GroupName {
+    "logic".parse().unwrap()
+}
+
+impl Life {
+    fn begin(threads: usize, seed: u64) -> Life {
+        let folder = tempfile::tempdir().unwrap();
+        let clock = Arc::new(Clock::start());
+        let (journal, wheel, _) =
+            Journal::open(&journal_options(folder.path()), options(threads), &clock).unwrap();
+        let store = MemoryStore::of(Arc::clone(&wheel), None);
+        let parts = store.rings()[0].clone();
+        Life {
+            runtime: Builder::new_current_thread().build().unwrap(),
+            folder,
+            journal,
+            wheel,
+            parts,
+            random: SmallRng::seed_from_u64(seed),
+            now: clock.now(),
+            taken: Vec::new(),
+        }
+    }
+
+    /// Does one thing, and waits until it is written.
+    fn step(&mut self) {
+        let RingParts { ring, outbox, .. } = self.parts.clone();
+        match self.random.random_range(0..20) {
+            0..14 => {
+                let mut batch = RequestBatch::default();
+                for id in 0..self.random.random_range(1..4) {
+                    let operation = match self.random.random_range(0..5) {
+                        0..3 => Operation::Add {
+                            ack_timeout_ticks: self.random.random_range(1..=5),
+                            attempt: self.random.random_range(1..4),
+                        },
+                        3 => Operation::Del { withdraw: true },
+                        _ => Operation::Del { withdraw: false },
+                    };
+                    let message = Message::new(self.random.random_range(0..40), self.random.random_range(0..2));
+                    batch.push_single(id, operation, message);
+                }
+                let _ =
+                    ring.submit(&mut batch, ConnectionId::default(), &Arc::new(Completions::default()), self.now);
+            }
+            14..16 => {
+                self.now += TICK;
+                self.runtime.block_on(ring.advance(self.now)).unwrap();
+            }
+            16 => drop(self.runtime.block_on(ring.publish_expired(self.now)).unwrap()),
+            17 => while self.runtime.block_on(ring.publish_expired(self.now)).unwrap().more {},
+            18 => {
+                self.runtime.block_on(outbox.open_group(&group(), GroupOptions::default(), self.now)).unwrap();
+                let taken = self.runtime.block_on(outbox.take(&group(), 10, self.now)).unwrap();
+                self.taken.extend(taken.iter().map(|delivery| delivery.batch.id));
+            }
+            _ => {
+                let batch = self.taken.choose(&mut self.random).copied();
+                let settled: Vec<BatchId> = batch.into_iter().collect();
+                self.runtime.block_on(outbox.settle(&group(), &settled)).unwrap();
+                self.runtime.block_on(outbox.settle(&GroupName::default_group(), &settled)).unwrap();
+            }
+        }
+        self.runtime.block_on(self.journal.buffer.all_written());
+    }
+
+    /// Has a checkpoint written, once everything that has expired is published.
+    fn checkpoint(&mut self) {
+        while self.runtime.block_on(self.parts.ring.publish_expired(self.now)).unwrap().more {}
+        let checkpoints = || self.journal.progress.state.lock().checkpoints;
+        let before = checkpoints();
+        self.journal.progress.request_checkpoint();
+        wait_until("a checkpoint is complete", || {
+            // The writer notices with the next record.
+            self.journal.buffer.append_event(&super::Event::Complete);
+            checkpoints() > before
+        });
+        self.runtime.block_on(self.journal.buffer.all_written());
+    }
+
+    /// The segments, in the order of their numbers.
+    fn files(&self) -> Vec<PathBuf> {
+        let mut files: Vec<PathBuf> = fs::read_dir(self.folder.path())
+            .unwrap()
+            .map(|file| file.unwrap().path())
+            .filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with("log-"))
+            .collect();
+        files.sort();
+        files
+    }
+}
+
+fn wait_until(what: &str, condition: impl Fn() -> bool) {
+    let clock = Clock::start();
+    let until = clock.now() + Duration::from_secs(20);
+    while !condition() {
+        assert!(clock.now() < until, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The content that recovery finds in copies of these files.
+fn recovered(files: &[(PathBuf, Vec<u8>)], threads: usize) -> (Content, super::Recovered) {
+    let folder = tempfile::tempdir().unwrap();
+    for (path, bytes) in files {
+        fs::write(folder.path().join(path.file_name().unwrap()), bytes).unwrap();
+        let copy = folder.path().join(path.file_name().unwrap());
+        fs::set_permissions(copy, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    }
+    let clock = Arc::new(Clock::start());
+    let (_journal, wheel, recovered) =
+        Journal::open(&journal_options(folder.path()), options(threads), &clock).unwrap();
+    (Content::of(&wheel), recovered)
+}
+
+fn copies(files: &[PathBuf]) -> Vec<(PathBuf, Vec<u8>)> {
+    let read = |path: &PathBuf| {
+        let mut bytes = fs::read(path).unwrap();
+        // Behind the last block the file is zero. The block itself may end with some zeros.
+        bytes.truncate(bytes.iter().rposition(|byte| *byte != 0).unwrap() + 64);
+        (path.clone(), bytes)
+    };
+    files.iter().map(read).collect()
+}
+
+/// Where the last valid block of a segment ends.
+fn end_of(bytes: &[u8]) -> usize {
+    let number = super::SegmentHead::decode(bytes).unwrap().number;
+    let mut at = super::HEAD_LENGTH;
+    while let Some(block) = super::segment::block_at(number, &bytes[at..]) {
+        at += block.length();
+    }
+    at
+}
+
+fn recovers_what_was_there(threads: usize, seed: u64, with_checkpoints: bool) {
+    let mut life = Life::begin(threads, seed);
+    for step in 0..150 {
+        life.step();
+        if with_checkpoints && step % 50 == 30 {
+            life.checkpoint();
+        }
+        if step % 10 == 9 {
+            // Another number of threads spreads the messages over other shards.
+            let (content, recovered) = recovered(&copies(&life.files()), 3 - threads);
+            assert_eq!(content, Content::of(&life.wheel), "seed {seed}, step {step}");
+            assert_eq!(recovered.damages, []);
+        }
+    }
+}
+
+#[test]
+fn recovery_finds_what_was_there() {
+    for seed in 0..6 {
+        recovers_what_was_there(1 + usize::try_from(seed % 2).unwrap(), seed, false);
+    }
+}
+
+#[test]
+fn recovery_finds_what_was_there_behind_checkpoints() {
+    for seed in 100..106 {
+        recovers_what_was_there(1 + usize::try_from(seed % 2).unwrap(), seed, true);
+    }
+}
+
+#[test]
+fn a_journal_that_is_cut_anywhere_gives_an_earlier_state() {
+    for seed in 200..204 {
+        let mut life = Life::begin(1, seed);
+        // The length of the segment after each step, and the content at that time.
+        let mut states = Vec::new();
+        for _ in 0..60 {
+            life.step();
+            let bytes = fs::read(&life.files()[0]).unwrap();
+            states.push((end_of(&bytes), Content::of(&life.wheel)));
+        }
+        let files = copies(&life.files());
+        let mut random = SmallRng::seed_from_u64(seed);
+        for _ in 0..60 {
+            let end = random.random_range(states[0].0..states[59].0);
+            let cut = [(files[0].0.clone(), files[0].1[..end].to_vec())];
+            let (content, recovered) = recovered(&cut, 1);
+            assert_eq!(recovered.damages, [], "a torn write is no damage");
+            // A step writes several blocks at most, and each of them is a change of its own.
+            let at = states.partition_point(|(length, _)| *length <= end);
+            let between = &states[at.saturating_sub(1)..=at.min(59)];
+            let is_known = between.iter().any(|(_, known)| *known == content);
+            let is_partial = content.pointer >= between[0].1.pointer;
+            assert!(is_known || is_partial, "seed {seed}, cut at {end}: {content:#?}");
+        }
+    }
+}
+
+#[test]
+fn damage_is_reported_with_its_place_and_costs_only_what_is_in_it() {
+    let mut life = Life::begin(1, 7);
+    (0..100).for_each(|_| life.step());
+    let files = copies(&life.files());
+    let end = end_of(&files[0].1);
+    let mut random = SmallRng::seed_from_u64(7);
+    for _ in 0..100 {
+        let mut damaged = files.clone();
+        let at = random.random_range(super::HEAD_LENGTH..end);
+        damaged[0].1[at] ^= 1 << random.random_range(0..8);
+        let (_, recovered) = recovered(&damaged, 1);
+        // Damage in the last block cannot be told from a torn write.
+        for damage in &recovered.damages {
+            assert!(damage.offset <= at && at < damage.offset + damage.bytes, "{damage:?} and not {at}");
+        }
+        assert!(recovered.damages.len() <= 1);
+    }
+}

@@ -1,0 +1,254 @@
+//! The thread that writes the journal. It is the only thread that waits for the disk.
+//!
+//! ```text
+//!             no room for a spare segment             room again
+//! recording ─────────────────────────────▶ full ────────────────▶ recording
+//!     │ a write or a sync fails              │ the same
+//!     ▼                                      ▼
+//!  failed ──▶ a new segment can be written ──▶ rebuilding ── checkpoint complete ──▶ recording
+//! ```
+
+use std::collections::VecDeque;
+use std::fs::{self, File};
+use std::io;
+use std::mem;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use tracing::{error, info};
+
+use super::buffer::Buffer;
+use super::condition::Condition;
+use super::folder::{Folder, SEGMENT_LENGTH};
+use super::records::{Event, Taken};
+use super::segment::{BLOCK_HEAD_LENGTH, BlockHead, HEAD_LENGTH, SegmentHead};
+use super::{Progress, SyncPolicy};
+
+/// How long the writer waits for records before it looks at its spare segments again.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// The pause between two attempts to write again after a failure, or to make room.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// The bytes that an Ack takes, at most.
+const ACK_LENGTH: u64 = 17;
+
+pub(super) struct Writer {
+    pub(super) folder: Arc<Folder>,
+    pub(super) buffer: Arc<Buffer>,
+    pub(super) progress: Arc<Progress>,
+    pub(super) sync: SyncPolicy,
+    /// The head of the current segment.
+    pub(super) head: SegmentHead,
+    /// The current segment, or `None` after a failure.
+    pub(super) file: Option<Arc<File>>,
+    /// The length of the current segment up to the last block.
+    pub(super) length: u64,
+    /// The segment with which recovery begins.
+    pub(super) checkpoint: u32,
+    /// The segment with which the current checkpoint began.
+    pub(super) begun: u32,
+    /// Files that are ready to become segments.
+    pub(super) spare: VecDeque<PathBuf>,
+    /// The number of the last file that was created.
+    pub(super) spares: u64,
+    pub(super) next_attempt: Instant,
+}
+
+impl Writer {
+    /// Writes until the journal closes.
+    pub(super) fn run(mut self) {
+        let mut taken = Taken::default();
+        loop {
+            self.buffer.take(&mut taken, PATIENCE);
+            if self.file.is_none() {
+                self.try_again();
+            } else {
+                match self.write(&mut taken) {
+                    Ok(()) if self.progress.take_sync_failure() => self.failed(&io::Error::other("a sync failed")),
+                    Ok(()) => self.buffer.written(taken.last),
+                    Err(error) => self.failed(&error),
+                }
+                self.make_room();
+            }
+            if taken.is_closing {
+                let ended = self.end();
+                // Nothing may wait for a writer that has ended.
+                self.buffer.fail();
+                self.progress.end(ended);
+                return;
+            }
+        }
+    }
+
+    /// Writes the taken records, in two segments if a checkpoint begins between them.
+    fn write(&mut self, taken: &mut Taken) -> io::Result<()> {
+        if let Some(cut) = taken.cut {
+            let mut behind = vec![0; BLOCK_HEAD_LENGTH];
+            behind.extend_from_slice(&taken.block[cut..]);
+            taken.block.truncate(cut);
+            self.write_block(&mut taken.block)?;
+            self.next_segment()?;
+            self.begun = self.head.number;
+            mem::swap(&mut taken.block, &mut behind);
+        }
+        self.write_block(&mut taken.block)?;
+        if self.sync == SyncPolicy::Always {
+            self.file()?.sync_data()?;
+        }
+        // From the next block on, recovery begins with the new checkpoint.
+        if self.progress.complete(taken.last) {
+            self.checkpoint = self.begun;
+            let mut block = vec![0; BLOCK_HEAD_LENGTH];
+            Event::Complete.write(&mut block);
+            self.write_block(&mut block)?;
+            self.recycle()?;
+            if self.buffer.condition() == Condition::Rebuilding {
+                self.buffer.set_condition(Condition::Recording);
+                info!("the journal is whole again, and messages are accepted");
+            }
+        }
+        Ok(())
+    }
+
+    fn write_block(&mut self, block: &mut [u8]) -> io::Result<()> {
+        if block.len() == BLOCK_HEAD_LENGTH {
+            return Ok(());
+        }
+        if self.length + block.len() as u64 > SEGMENT_LENGTH && self.length > HEAD_LENGTH as u64 {
+            self.next_segment()?;
+        }
+        let moment = self.buffer.clock.moment();
+        let head = BlockHead {
+            checkpoint: self.checkpoint,
+            lived_ms: self.buffer.lived_ms(moment.now),
+            unix_ms: moment.unix_ms(),
+        };
+        head.fill_in(self.head.number, block);
+        self.file()?.write_all_at(block, self.length)?;
+        self.length += block.len() as u64;
+        self.progress.logged.fetch_add(block.len() as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn file(&self) -> io::Result<&Arc<File>> {
+        self.file.as_ref().ok_or_else(|| io::Error::other("an earlier write failed"))
+    }
+
+    /// Begins the next segment.
+    pub(super) fn next_segment(&mut self) -> io::Result<()> {
+        if self.sync != SyncPolicy::None
+            && let Some(file) = &self.file
+        {
+            file.sync_data()?;
+        }
+        let number = self.head.number + 1;
+        let spare = match self.spare.pop_front() {
+            Some(spare) => spare,
+            None => self.create_spare()?,
+        };
+        let file = self.folder.make_segment(&spare, number)?;
+        self.head = SegmentHead { number, previous_length: self.length, ..self.head.clone() };
+        file.write_all_at(&self.head.encode(), 0)?;
+        if self.sync != SyncPolicy::None {
+            file.sync_data()?;
+            self.folder.sync()?;
+        }
+        self.length = HEAD_LENGTH as u64;
+        let file = Arc::new(file);
+        *self.progress.current.lock() = Some(Arc::clone(&file));
+        self.progress.segments.fetch_add(1, Ordering::Relaxed);
+        self.file = Some(file);
+        Ok(())
+    }
+
+    /// Makes the segments before the checkpoint spare. The checkpoint must be on the disk first.
+    fn recycle(&mut self) -> io::Result<()> {
+        self.file()?.sync_data()?;
+        let first = self.progress.first.swap(self.checkpoint, Ordering::Relaxed);
+        for number in first..self.checkpoint {
+            let path = self.folder.segment(number);
+            if path.exists() {
+                self.spare.push_back(path);
+            }
+        }
+        self.progress.segments.store(self.head.number - self.checkpoint + 1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Keeps enough spare segments for the Acks of all messages in flight, and not many more. Otherwise refuses adds.
+    fn make_room(&mut self) {
+        let now = self.buffer.clock.now();
+        if self.file.is_none() || now < self.next_attempt {
+            return;
+        }
+        let segments = |bytes: u64| usize::try_from(bytes / SEGMENT_LENGTH).unwrap_or(usize::MAX);
+        let wanted = 1 + segments(ACK_LENGTH * self.progress.in_flight.load(Ordering::Relaxed));
+        if self.spare.len() > wanted + segments(self.progress.checkpoint_at())
+            && let Some(spare) = self.spare.pop_back()
+        {
+            // If it stays, the next start finds it.
+            let _ = fs::remove_file(spare);
+        }
+        while self.spare.len() < wanted {
+            match self.create_spare() {
+                Ok(spare) => self.spare.push_back(spare),
+                Err(error) => {
+                    self.next_attempt = now + RETRY;
+                    if self.buffer.condition() == Condition::Recording {
+                        self.buffer.set_condition(Condition::Full);
+                        error!(%error, "the journal has no room for more messages: adds are refused, and acknowledgements count; make room on the disk of --journal");
+                    }
+                    return;
+                }
+            }
+        }
+        if self.buffer.condition() == Condition::Full {
+            self.buffer.set_condition(Condition::Recording);
+            info!("the journal has room again, and messages are accepted");
+        }
+    }
+
+    fn create_spare(&mut self) -> io::Result<PathBuf> {
+        self.spares += 1;
+        self.folder.create_spare(self.spares)
+    }
+
+    #[cold]
+    fn failed(&mut self, error: &io::Error) {
+        error!(%error, "the journal could not be written: adds are refused, and acknowledgements count, but a crash would forget them; look at the disk of --journal");
+        self.progress.failed();
+        self.file = None;
+        *self.progress.current.lock() = None;
+        self.buffer.fail();
+        self.next_attempt = self.buffer.clock.now() + RETRY;
+    }
+
+    /// Begins a new segment after a failure. The wheel in memory is right, so a checkpoint replaces the log.
+    fn try_again(&mut self) {
+        let now = self.buffer.clock.now();
+        if now < self.next_attempt {
+            return;
+        }
+        self.next_attempt = now + RETRY;
+        match self.next_segment() {
+            Ok(()) => {
+                self.buffer.set_condition(Condition::Rebuilding);
+                self.progress.request_checkpoint();
+                info!("the journal can be written again: a checkpoint replaces what is missing in it");
+            }
+            Err(_) => self.file = None,
+        }
+    }
+
+    /// Syncs the last segment. Returns whether everything is written.
+    fn end(&mut self) -> Result<(), String> {
+        if self.buffer.condition() == Condition::Failed || self.buffer.condition() == Condition::Rebuilding {
+            return Err(String::from("the journal could not be written"));
+        }
+        self.file().and_then(|file| file.sync_data()).map_err(|error| error.to_string())
+    }
+}

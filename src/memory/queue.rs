@@ -1,0 +1,175 @@
+//! The queue of an outbox in memory: the batches by position, and the position of each group.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::core::{BatchId, Delivery, GroupName, GroupOptions, TimeoutBatch};
+
+/// The batches that not all groups have settled, and the groups.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    /// The batches, each at its position in the order of publication.
+    pub(super) batches: BTreeMap<u64, Stored>,
+    /// The position of the next batch. Positions are never reused.
+    pub(super) end: u64,
+    pub(super) positions: HashMap<BatchId, u64>,
+    /// The number of messages in all batches.
+    pub(super) ids: u64,
+    pub(super) groups: HashMap<GroupName, Group>,
+    /// When the queue was restored from a journal. For an hour after that, groups without a subscriber are
+    /// not dropped.
+    pub(super) restored_at: Option<Instant>,
+}
+
+#[derive(Debug)]
+pub(super) struct Stored {
+    pub(super) batch: Arc<TimeoutBatch>,
+    pub(super) expired_at: Instant,
+    /// The beginning of the batch's retention time: when its tick expired, or when this process restored the batch from
+    /// a journal.
+    pub(super) kept_since: Instant,
+    /// The number of groups that have not settled the batch.
+    pub(super) unsettled: usize,
+}
+
+/// The state of a group in the queue. The group has settled every batch before `next` that is neither in `taken` nor
+/// in `released`.
+#[derive(Debug)]
+pub(super) struct Group {
+    /// The first position that the group has never taken.
+    pub(super) next: u64,
+    /// The positions of taken batches, with their delivery counts.
+    pub(super) taken: BTreeMap<u64, u32>,
+    /// The positions of batches that were taken and then released, with their delivery counts.
+    pub(super) released: BTreeMap<u64, u32>,
+    /// The number of batches that the group has not settled.
+    pub(super) unsettled: u64,
+    /// When the group last had a subscriber.
+    pub(super) attended_at: Instant,
+    /// Whether the group is deleted when its last subscriber leaves.
+    pub(super) ephemeral: bool,
+}
+
+impl Queue {
+    /// Returns the positions from the oldest batch to the end.
+    pub(super) fn positions(&self) -> Range<u64> {
+        self.batches.first_key_value().map_or(self.end, |(position, _)| *position)..self.end
+    }
+
+    pub(super) fn append(&mut self, stored: Stored) {
+        self.ids += stored.batch.messages.len() as u64;
+        self.positions.insert(stored.batch.id, self.end);
+        self.batches.insert(self.end, stored);
+        self.end += 1;
+    }
+
+    /// Removes a batch. Returns the number of its messages.
+    pub(super) fn remove(&mut self, position: u64) -> u64 {
+        let Some(stored) = self.batches.remove(&position) else { return 0 };
+        let ids = stored.batch.messages.len() as u64;
+        self.ids -= ids;
+        self.positions.remove(&stored.batch.id);
+        ids
+    }
+
+    pub(super) fn open_group(&mut self, name: &GroupName, opening: GroupOptions, now: Instant) -> bool {
+        if let Some(group) = self.groups.get_mut(name) {
+            group.attended_at = now;
+            return false;
+        }
+        let next = if opening.from_end { self.end } else { 0 };
+        let mut unsettled = 0;
+        for (_, stored) in self.batches.range_mut(next..) {
+            stored.unsettled += 1;
+            unsettled += 1;
+        }
+        let (taken, released, ephemeral) = (BTreeMap::new(), BTreeMap::new(), opening.ephemeral);
+        self.groups.insert(name.clone(), Group { next, taken, released, unsettled, attended_at: now, ephemeral });
+        true
+    }
+
+    pub(super) fn delete_group(&mut self, name: &GroupName) -> bool {
+        let Some(group) = self.groups.remove(name) else { return false };
+        let untaken: Vec<u64> = self.batches.range(group.next..).map(|(position, _)| *position).collect();
+        for position in group.taken.into_keys().chain(group.released.into_keys()).chain(untaken) {
+            self.settle_by_one(position);
+        }
+        true
+    }
+
+    /// Settles a batch for a group. Returns its position, or `None` if the group does not hold it.
+    pub(super) fn settle(&mut self, name: &GroupName, batch: BatchId) -> Option<u64> {
+        let position = self.positions.get(&batch).copied()?;
+        let group = self.groups.get_mut(name)?;
+        group.taken.remove(&position).or_else(|| group.released.remove(&position))?;
+        group.unsettled -= 1;
+        self.settle_by_one(position);
+        Some(position)
+    }
+
+    /// Inserts a batch of a journal at its position.
+    pub(super) fn insert(&mut self, position: u64, batch: TimeoutBatch, expired_at: Instant) {
+        self.remove(position);
+        self.end = position;
+        let stored = Stored { batch: Arc::new(batch), expired_at, kept_since: expired_at, unsettled: 0 };
+        self.append(stored);
+    }
+
+    /// Removes all batches before a position.
+    pub(super) fn drop_before(&mut self, position: u64) {
+        while let Some((first, _)) = self.batches.first_key_value()
+            && *first < position
+        {
+            let first = *first;
+            self.remove(first);
+        }
+    }
+
+    /// Completes a queue that was read from a journal: counts the batches that each group has not settled, and removes
+    /// the batches that all groups have settled. `expired_at` is the time at which the tick of a batch expired.
+    pub(super) fn complete(&mut self, expired_at: impl Fn(u64) -> Instant, now: Instant) {
+        let mut settled = Vec::new();
+        for (position, stored) in &mut self.batches {
+            (stored.expired_at, stored.kept_since, stored.unsettled) = (expired_at(*position), now, 0);
+            for group in self.groups.values_mut() {
+                if *position >= group.next || group.released.contains_key(position) {
+                    group.unsettled += 1;
+                    stored.unsettled += 1;
+                }
+            }
+            if stored.unsettled == 0 {
+                settled.push(*position);
+            }
+        }
+        for position in settled {
+            self.remove(position);
+        }
+        self.restored_at = Some(now);
+    }
+
+    /// Records that one more group has settled a batch. Removes the batch if this was the last group.
+    fn settle_by_one(&mut self, position: u64) {
+        let Some(stored) = self.batches.get_mut(&position) else { return };
+        stored.unsettled -= 1;
+        if stored.unsettled == 0 {
+            self.remove(position);
+        }
+    }
+}
+
+impl Group {
+    /// Restores a group of a journal. No subscriber holds a batch after a restart.
+    pub(super) fn restored(next: u64, held: Vec<(u64, u32)>, now: Instant) -> Group {
+        let released = held.into_iter().collect();
+        Group { next, taken: BTreeMap::new(), released, unsettled: 0, attended_at: now, ephemeral: false }
+    }
+}
+
+impl Stored {
+    pub(super) fn deliver(&self, delivery_count: u32, now: Instant) -> Delivery {
+        let age = now.saturating_duration_since(self.expired_at);
+        Delivery { batch: Arc::clone(&self.batch), delivery_count, age }
+    }
+}
