@@ -95,8 +95,8 @@ struct GroupTask {
     may_take: bool,
     /// Whether the store refused last. Only the beginning and the end of refusals are logged.
     refused: bool,
-    /// Whether the store answered a call of the current round.
-    was_answered: bool,
+    /// How often the store answered in the current round.
+    answers: u32,
 }
 
 /// A request that is answered after the next delivery.
@@ -131,7 +131,7 @@ impl GroupTask {
             is_ending: false,
             may_take: true,
             refused: false,
-            was_answered: false,
+            answers: 0,
         };
         tokio::spawn(task.run());
         handle
@@ -148,7 +148,7 @@ impl GroupTask {
             }
             let (delivered, is_complete) = self.deliver().await;
             self.answer_requests(&delivered, is_complete);
-            let retry = self.retry_after(delivered);
+            let retry = self.retry_after(&delivered);
             if self.is_over() && self.end().await {
                 return;
             }
@@ -169,11 +169,11 @@ impl GroupTask {
     }
 
     /// Returns how long to wait after a refusal, or `None` without one. Logs when refusals begin and end.
-    fn retry_after(&mut self, delivered: Result<(), Refusal>) -> Option<Duration> {
+    fn retry_after(&mut self, delivered: &Result<(), Refusal>) -> Option<Duration> {
         let was_refused = self.refused;
         // A round without a call of the store, because no member wants a batch, says nothing about the store.
-        self.refused = delivered.is_err() || (was_refused && !self.was_answered);
-        match &delivered {
+        self.refused = delivered.is_err() || (was_refused && self.answers == 0);
+        match delivered {
             _ if self.refused == was_refused => {}
             Ok(()) => info!(group = %self.name, "batches are taken from the store again"),
             Err(refusal) => warn!(
@@ -190,7 +190,7 @@ impl GroupTask {
     /// refuses one step, the next steps still run. Once a command is queued, each step makes at most one more call of
     /// the store. The second result is `false` if a command ended the delivery early.
     async fn deliver(&mut self) -> (Result<(), Refusal>, bool) {
-        self.was_answered = false;
+        self.answers = 0;
         self.dispatch.handle_timers(self.delivery.clock.stall_aware_now());
         self.dispatch.record_all_unread(|member| {
             self.senders.get(&member).map(|sender| sender.unread.load(Ordering::Relaxed))
@@ -215,7 +215,7 @@ impl GroupTask {
             let batches: Vec<BatchId> = next.iter().map(|(batch, _)| *batch).collect();
             match outbox.retake(&self.name, &batches, self.delivery.clock.now()).await {
                 Ok(taken) => {
-                    self.was_answered = true;
+                    self.answers += 1;
                     let mut taken: HashMap<BatchId, Delivered> =
                         taken.into_iter().map(|delivery| (delivery.batch.id, delivery)).collect();
                     for (batch, member) in next {
@@ -259,7 +259,7 @@ impl GroupTask {
                 Ok(deliveries) => deliveries,
                 Err(refusal) => return (Err(refusal), true),
             };
-            (self.may_take, self.was_answered) = (!deliveries.is_empty(), true);
+            (self.may_take, self.answers) = (!deliveries.is_empty(), self.answers + 1);
             for delivery in deliveries {
                 let member = self.dispatch.next_member().expect("no more was taken than there was room for");
                 self.send(delivery, member);

@@ -80,6 +80,7 @@ struct Pending {
     is_closing: bool,
 }
 
+#[expect(clippy::large_enum_variant, reason = "nearly all that waits are batches")]
 enum Waiting {
     Batch(Arc<Completions>, RequestBatch),
     Task(oneshot::Sender<()>),
@@ -313,7 +314,9 @@ impl Buffer {
         }
         wakers.into_iter().for_each(Waker::wake);
         if !spare.is_empty() {
-            spare.iter_mut().for_each(|batch| batch.clear(MOST_KEPT));
+            for batch in &mut spare {
+                batch.clear(MOST_KEPT);
+            }
             let mut pending = self.pending.lock();
             pending.spare.append(&mut spare);
             pending.spare.truncate(MOST_SPARE);
@@ -337,12 +340,10 @@ impl Buffer {
         }
     }
 
-    /// Returns the number of records so far.
     pub(super) fn last_appended(&self) -> u64 {
         self.pending.lock().appended
     }
 
-    /// Returns the number of unwritten bytes.
     pub(super) fn unwritten(&self) -> u64 {
         self.unwritten.load(Ordering::Relaxed)
     }

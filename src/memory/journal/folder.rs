@@ -97,7 +97,7 @@ impl Folder {
     }
 
     /// Reads a whole segment.
-    pub(super) fn read(&self, path: &Path) -> Result<Vec<u8>, JournalError> {
+    pub(super) fn read(path: &Path) -> Result<Vec<u8>, JournalError> {
         let mut bytes = Vec::new();
         open_own(path, false)
             .and_then(|mut file| file.read_to_end(&mut bytes))

@@ -46,10 +46,10 @@ pub(super) struct Log {
 
 impl Log {
     /// Verifies all segments.
-    pub(super) fn verify(folder: &Folder, found: &Found) -> Result<Log, JournalError> {
+    pub(super) fn verify(found: &Found) -> Result<Log, JournalError> {
         let mut log = Log { segments: Vec::new(), last: None, damages: Vec::new() };
         for (number, (head, path)) in found.segments.iter().enumerate() {
-            let bytes = folder.read(path)?;
+            let bytes = Folder::read(path)?;
             let next = found.segments.get(number + 1).filter(|(next, _)| next.number == head.number + 1);
             // A segment that ends before the length that its successor knows is damaged.
             let known = next.map_or(0, |(next, _)| usize::try_from(next.previous_length).unwrap_or(usize::MAX));
@@ -100,7 +100,7 @@ impl Log {
     }
 
     /// Applies all records to an empty wheel. Returns the number of messages in flight.
-    pub(super) fn apply(&self, folder: &Folder, wheel: &MemoryWheel, moment: Moment) -> Result<u64, JournalError> {
+    pub(super) fn apply(&self, wheel: &MemoryWheel, moment: Moment) -> Result<u64, JournalError> {
         let Some(first) = self.segments.first() else { return Ok(0) };
         let mut replay = Replay::new(wheel, first.head.pointer);
         let mut epoch = first.head.epoch;
@@ -108,7 +108,7 @@ impl Log {
             if std::mem::replace(&mut epoch, segment.head.epoch) != segment.head.epoch {
                 replay.begin_process();
             }
-            let bytes = folder.read(&segment.path)?;
+            let bytes = Folder::read(&segment.path)?;
             for at in &segment.blocks {
                 let Some(Block { head, records }) = block_at(segment.head.number, &bytes[*at..]) else { continue };
                 let stamp = stamp_of(head.lived_ms);

@@ -167,7 +167,7 @@ impl Journal {
             let path = journal.folder.clone();
             return Err(JournalError::OtherWheel { path, saved: head.wheel, asked: options.wheel });
         }
-        let log = Log::verify(&folder, &found)?;
+        let log = Log::verify(&found)?;
         for Damage { path, offset, bytes } in &log.damages {
             error!(
                 path = %path.display(), offset, bytes,
@@ -209,7 +209,7 @@ impl Journal {
             Some(Arc::clone(&buffer)),
         );
         let wheel = Arc::new(wheel);
-        let in_flight = log.apply(&folder, &wheel, moment)?;
+        let in_flight = log.apply(&wheel, moment)?;
         let recovered = Recovered { in_flight, is_old: log.checkpoint().is_some(), damages: log.damages.clone() };
         let writer = first_segment(&folder, found, &log, &wheel, &buffer, &progress, journal.sync)?;
         let journal_threads = Threads { writer, checkpointer: Checkpointer::new(&wheel, &buffer, &progress) };
