@@ -18,7 +18,7 @@ mod kind {
     pub(super) const EVENT: u8 = 3;
 }
 
-/// The first byte of a change. The client follows the message id only with [`CLIENT`].
+/// The first byte of a change. The client follows the message id only with [`change::CLIENT`].
 mod change {
     pub(super) const ACKED: u8 = 0;
     pub(super) const WITHDRAWN: u8 = 1;
