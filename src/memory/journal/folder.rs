@@ -41,8 +41,10 @@ pub(super) struct Folder {
 pub(super) struct Found {
     /// The segments with a valid head, in the order of their numbers.
     pub(super) segments: Vec<(SegmentHead, PathBuf)>,
-    /// The other files of the journal, which can be used again.
-    pub(super) unused: Vec<PathBuf>,
+    /// The files with the name of a segment and without a valid head: a process ended before it had written the head.
+    pub(super) headless: Vec<PathBuf>,
+    /// The files that are ready to become segments.
+    pub(super) spare: Vec<PathBuf>,
 }
 
 impl Folder {
@@ -79,7 +81,7 @@ impl Folder {
             let name = file.file_name();
             let Some(name) = name.to_str() else { continue };
             if name.starts_with(SPARE) {
-                found.unused.push(file.path());
+                found.spare.push(file.path());
             }
             let Some(number) = name.strip_prefix(PREFIX) else { continue };
             let mut head = Vec::new();
@@ -89,7 +91,7 @@ impl Folder {
             opened?;
             match SegmentHead::decode(&head) {
                 Some(head) if number.parse() == Ok(head.number) => found.segments.push((head, file.path())),
-                _ => found.unused.push(file.path()),
+                _ => found.headless.push(file.path()),
             }
         }
         found.segments.sort_by_key(|(head, _)| head.number);
@@ -105,9 +107,20 @@ impl Folder {
         Ok(bytes)
     }
 
+    fn spare(&self, number: u64) -> PathBuf {
+        self.path.join(format!("{SPARE}{number}"))
+    }
+
+    /// Makes a segment that is no longer needed a spare file. So a file with the name of a segment is never a spare one.
+    pub(super) fn make_spare(&self, segment: &Path, number: u64) -> io::Result<PathBuf> {
+        let path = self.spare(number);
+        fs::rename(segment, &path)?;
+        Ok(path)
+    }
+
     /// Creates a file with room for a segment.
     pub(super) fn create_spare(&self, number: u64) -> io::Result<PathBuf> {
-        let path = self.path.join(format!("{SPARE}{number}"));
+        let path = self.spare(number);
         open_own(&path, true).and_then(|file| reserve(&file)).inspect_err(|_| {
             // Its room is wanted elsewhere.
             let _ = fs::remove_file(&path);
@@ -115,10 +128,10 @@ impl Folder {
         Ok(path)
     }
 
-    /// Makes a file a segment.
-    pub(super) fn make_segment(&self, old: &Path, number: u32) -> io::Result<File> {
+    /// Makes a spare file a segment.
+    pub(super) fn make_segment(&self, spare: &Path, number: u32) -> io::Result<File> {
         let path = self.segment(number);
-        fs::rename(old, &path)?;
+        fs::rename(spare, &path)?;
         let file = open_own(&path, true)?;
         reserve(&file)?;
         Ok(file)

@@ -32,7 +32,6 @@ mod segment;
 mod tests;
 mod writer;
 
-use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -270,9 +269,9 @@ fn first_segment(
 ) -> Result<Writer, JournalError> {
     let last_number = found.segments.last().map_or(0, |(head, _)| head.number);
     let checkpoint = log.checkpoint().unwrap_or(last_number + 1);
-    let mut spare: VecDeque<PathBuf> = found.unused.into();
-    spare.extend(found.segments.into_iter().filter(|(head, _)| head.number < checkpoint).map(|(_, path)| path));
-    let spares = spare.iter().filter_map(|path| number_of(path)).max().unwrap_or(0);
+    let spares = found.spare.iter().filter_map(|path| number_of(path)).max().unwrap_or(0);
+    let is_old = |(head, _): &(SegmentHead, PathBuf)| head.number < checkpoint;
+    let old = found.segments.into_iter().filter(is_old).map(|(_, path)| path).chain(found.headless);
     progress.first.store(checkpoint, Ordering::Relaxed);
     let head = SegmentHead {
         number: last_number,
@@ -291,15 +290,15 @@ fn first_segment(
         length: log.end().map_or(HEAD_LENGTH as u64, |(_, length)| length),
         checkpoint,
         begun: checkpoint,
-        spare,
+        spare: found.spare.into(),
         spares,
         next_attempt: buffer.clock.now(),
     };
-    writer.next_segment().map_err(|cause| JournalError::Io {
-        what: "write to",
-        path: folder.path.clone(),
-        cause,
-    })?;
+    let failed = |cause| JournalError::Io { what: "write to", path: folder.path.clone(), cause };
+    for segment in old {
+        writer.make_spare(&segment).map_err(failed)?;
+    }
+    writer.next_segment().map_err(failed)?;
     Ok(writer)
 }
 

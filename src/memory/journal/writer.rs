@@ -13,7 +13,7 @@ use std::fs::{self, File};
 use std::io;
 use std::mem;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -53,7 +53,7 @@ pub(super) struct Writer {
     pub(super) begun: u32,
     /// Files that are ready to become segments.
     pub(super) spare: VecDeque<PathBuf>,
-    /// The number of the last file that was created.
+    /// The number of the last spare file.
     pub(super) spares: u64,
     pub(super) next_attempt: Instant,
 }
@@ -170,9 +170,9 @@ impl Writer {
         self.file()?.sync_data()?;
         let first = self.progress.first.swap(self.checkpoint, Ordering::Relaxed);
         for number in first..self.checkpoint {
-            let path = self.folder.segment(number);
-            if path.exists() {
-                self.spare.push_back(path);
+            let segment = self.folder.segment(number);
+            if segment.exists() {
+                self.make_spare(&segment)?;
             }
         }
         self.progress.segments.store(self.head.number - self.checkpoint + 1, Ordering::Relaxed);
@@ -210,6 +210,13 @@ impl Writer {
             self.buffer.set_condition(Condition::Recording);
             info!("the journal has room again, and messages are accepted");
         }
+    }
+
+    /// Makes a segment that is no longer needed a spare file.
+    pub(super) fn make_spare(&mut self, segment: &Path) -> io::Result<()> {
+        self.spares += 1;
+        self.spare.push_back(self.folder.make_spare(segment, self.spares)?);
+        Ok(())
     }
 
     fn create_spare(&mut self) -> io::Result<PathBuf> {
