@@ -112,9 +112,11 @@ impl Queue {
     /// Inserts a batch of a journal at its position.
     pub(super) fn insert(&mut self, position: u64, batch: TimeoutBatch, expired_at: Instant) {
         self.remove(position);
-        self.end = position;
+        let end = std::mem::replace(&mut self.end, position);
         let stored = Stored { batch: Arc::new(batch), expired_at, kept_since: expired_at, unsettled: 0 };
         self.append(stored);
+        // A checkpoint repeats batches, also ones before others that were published meanwhile.
+        self.end = self.end.max(end);
     }
 
     /// Removes all batches before a position.
@@ -171,5 +173,28 @@ impl Stored {
     pub(super) fn deliver(&self, delivery_count: u32, now: Instant) -> Delivery {
         let age = now.saturating_duration_since(self.expired_at);
         Delivery { batch: Arc::clone(&self.batch), delivery_count, age }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::core::{Tick, TickCounts};
+
+    #[test]
+    fn a_batch_that_is_inserted_again_frees_no_position_of_a_later_one() {
+        let (mut queue, now) = (Queue::default(), Instant::now());
+        let batch = |seq| TimeoutBatch {
+            id: BatchId { tick: Tick(7), epoch: 1, ring: 0, seq },
+            counts: TickCounts::default(),
+            last: false,
+            messages: Vec::new(),
+        };
+        for position in [5, 6, 5] {
+            queue.insert(position, batch(u32::try_from(position).unwrap()), now + Duration::from_secs(1));
+        }
+        assert_eq!((queue.positions(), queue.batches.len()), (5..7, 2));
     }
 }
