@@ -1,7 +1,7 @@
 // Package ackwheel is a client of ackwheel in one file, for version 1 of docs/PROTOCOL.md. When its connection is lost
 // it connects again and subscribes again. Requests that were not answered by then end with an *Error that says
 // OutcomeUnknown; while there is no connection they fail at once, not applied. The caller repeats what should be, except
-// for a BatchAck, which the client repeats: on the next connection, and when its batch comes again. A Redis client
+// for a BatchAck, which the client repeats: on the next connection, and with the next delivery. A Redis client
 // library needs no such file: see docs/RESP.md.
 package ackwheel
 

@@ -73,7 +73,7 @@ struct Pending {
     appended: u64,
     written: u64,
     first_at: Option<Instant>,
-    /// Where in `block` a new segment begins, for a checkpoint.
+    /// The index in `block` at which a new segment begins, for a checkpoint.
     cut: Option<usize>,
     waiting: VecDeque<(u64, Waiting)>,
     spare: Vec<RequestBatch>,

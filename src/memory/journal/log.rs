@@ -22,7 +22,7 @@ use crate::memory::wheel::MemoryWheel;
 pub struct Damage {
     /// The file.
     pub path: PathBuf,
-    /// Where the damage begins, in bytes.
+    /// The offset of its first byte.
     pub offset: usize,
     /// The number of damaged bytes.
     pub bytes: usize,

@@ -35,8 +35,8 @@ mod writer;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
@@ -73,8 +73,6 @@ pub(super) struct Progress {
     logged: AtomicU64,
     /// The number of segments from the last checkpoint on.
     segments: AtomicU32,
-    /// The number of the first of them.
-    first: AtomicU32,
     in_flight: AtomicU64,
     /// The messages in the wheel and in the outbox.
     held: AtomicU64,
@@ -176,25 +174,22 @@ impl Journal {
         let epoch = moment.unix_ms().max(log::last_epoch(&found) + 1);
         let progress = Arc::new(Progress {
             logged: AtomicU64::new(0),
-            segments: AtomicU32::new(1),
-            first: AtomicU32::new(0),
+            segments: AtomicU32::new(0),
             in_flight: AtomicU64::new(0),
             held: AtomicU64::new(0),
             current: Mutex::new(None),
             state: Mutex::default(),
             changed: Condvar::new(),
         });
-        let is_woken = Arc::new(std::sync::OnceLock::<std::sync::Weak<Buffer>>::new());
-        let wakes_late = parking::on_park({
-            let buffer = Arc::clone(&is_woken);
-            move || {
-                if let Some(buffer) = buffer.get().and_then(std::sync::Weak::upgrade) {
+        let buffer = Arc::new_cyclic(|buffer: &Weak<Buffer>| {
+            let buffer = Weak::clone(buffer);
+            let wakes_late = parking::on_park(move || {
+                if let Some(buffer) = buffer.upgrade() {
                     buffer.wake_writer();
                 }
-            }
+            });
+            Buffer::new(clock, moment.now, log.lived_ms(), wakes_late)
         });
-        let buffer = Arc::new(Buffer::new(clock, moment.now, log.lived_ms(), wakes_late));
-        let _ = is_woken.set(Arc::downgrade(&buffer));
         let outbox = Arc::new(MemoryOutbox::with_journal(options.retention, moment.now, Arc::clone(&buffer)));
         let start = Tick(moment.unix_ms() / u64::from(options.wheel.tick_ms()));
         let lived = Duration::from_millis(log.lived_ms());
@@ -211,8 +206,8 @@ impl Journal {
         let in_flight = log.apply(&wheel, moment)?;
         let recovered = Recovered { in_flight, is_old: log.checkpoint().is_some(), damages: log.damages.clone() };
         let writer = first_segment(&folder, found, &log, &wheel, &buffer, &progress, journal.sync)?;
-        let journal_threads = Threads { writer, checkpointer: Checkpointer::new(&wheel, &buffer, &progress) };
-        journal_threads.start(journal.sync, &progress).map_err(|cause| JournalError::Io {
+        let checkpointer = Checkpointer::new(&wheel, &buffer, &progress);
+        start_threads(writer, checkpointer, journal.sync, &progress).map_err(|cause| JournalError::Io {
             what: "start the threads for",
             path: journal.folder.clone(),
             cause,
@@ -238,22 +233,24 @@ impl Journal {
 
     /// Writes everything, and ends the threads. Fails if not everything could be written.
     pub(super) fn close(&self) -> Result<(), String> {
-        self.buffer.close();
+        self.begin_closing();
         let mut state = self.progress.state.lock();
-        state.is_closing = true;
-        self.progress.changed.notify_all();
         while state.ended.is_none() {
             self.progress.changed.wait(&mut state);
         }
         state.ended.clone().unwrap_or(Ok(()))
     }
+
+    fn begin_closing(&self) {
+        self.buffer.close();
+        self.progress.state.lock().is_closing = true;
+        self.progress.changed.notify_all();
+    }
 }
 
 impl Drop for Journal {
     fn drop(&mut self) {
-        self.buffer.close();
-        self.progress.state.lock().is_closing = true;
-        self.progress.changed.notify_all();
+        self.begin_closing();
     }
 }
 
@@ -272,7 +269,6 @@ fn first_segment(
     let spares = found.spare.iter().filter_map(|path| number_of(path)).max().unwrap_or(0);
     let is_old = |(head, _): &(SegmentHead, PathBuf)| head.number < checkpoint;
     let old = found.segments.into_iter().filter(is_old).map(|(_, path)| path).chain(found.headless);
-    progress.first.store(checkpoint, Ordering::Relaxed);
     let head = SegmentHead {
         number: last_number,
         wheel: wheel.shards.options.wheel,
@@ -288,6 +284,7 @@ fn first_segment(
         head,
         file: None,
         length: log.end().map_or(HEAD_LENGTH as u64, |(_, length)| length),
+        first: checkpoint,
         checkpoint,
         begun: checkpoint,
         spare: found.spare.into(),
@@ -307,24 +304,20 @@ fn number_of(path: &Path) -> Option<u64> {
     path.file_name()?.to_str()?.rsplit('-').next()?.parse().ok()
 }
 
-/// The threads of a journal.
-struct Threads {
+fn start_threads(
     writer: Writer,
     checkpointer: Checkpointer,
-}
-
-impl Threads {
-    fn start(self, sync: SyncPolicy, progress: &Arc<Progress>) -> io::Result<()> {
-        let start = |name: &str| thread::Builder::new().name(name.to_owned());
-        let Threads { writer, checkpointer } = self;
-        start("journal").spawn(move || writer.run())?;
-        start("checkpoint").spawn(move || checkpointer.run())?;
-        if let SyncPolicy::Every(interval) = sync {
-            let progress = Arc::clone(progress);
-            start("journal-sync").spawn(move || sync_at_intervals(&progress, interval))?;
-        }
-        Ok(())
+    sync: SyncPolicy,
+    progress: &Arc<Progress>,
+) -> io::Result<()> {
+    let start = |name: &str| thread::Builder::new().name(name.to_owned());
+    start("journal").spawn(move || writer.run())?;
+    start("checkpoint").spawn(move || checkpointer.run())?;
+    if let SyncPolicy::Every(interval) = sync {
+        let progress = Arc::clone(progress);
+        start("journal-sync").spawn(move || sync_at_intervals(&progress, interval))?;
     }
+    Ok(())
 }
 
 /// Syncs the current segment again and again. The writer syncs a segment that it leaves.

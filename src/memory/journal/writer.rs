@@ -47,6 +47,8 @@ pub(super) struct Writer {
     pub(super) file: Option<Arc<File>>,
     /// The length of the current segment up to the last block.
     pub(super) length: u64,
+    /// The first segment that is not a spare file yet.
+    pub(super) first: u32,
     /// The segment with which recovery begins.
     pub(super) checkpoint: u32,
     /// The segment with which the current checkpoint began.
@@ -138,9 +140,10 @@ impl Writer {
         self.file.as_ref().ok_or_else(|| io::Error::other("an earlier write failed"))
     }
 
-    /// Begins the next segment.
+    /// Begins the next segment. A segment with a part of a checkpoint is synced, because the checkpoint must be on the
+    /// disk before it replaces older segments.
     pub(super) fn next_segment(&mut self) -> io::Result<()> {
-        if self.sync != SyncPolicy::None
+        if (self.sync != SyncPolicy::None || self.begun != self.checkpoint)
             && let Some(file) = &self.file
         {
             file.sync_data()?;
@@ -160,22 +163,25 @@ impl Writer {
         self.length = HEAD_LENGTH as u64;
         let file = Arc::new(file);
         *self.progress.current.lock() = Some(Arc::clone(&file));
-        self.progress.segments.fetch_add(1, Ordering::Relaxed);
         self.file = Some(file);
+        self.count_segments();
         Ok(())
     }
 
-    /// Makes the segments before the checkpoint spare. The checkpoint must be on the disk first.
+    fn count_segments(&self) {
+        self.progress.segments.store(self.head.number + 1 - self.checkpoint, Ordering::Relaxed);
+    }
+
+    /// Makes the segments before the checkpoint spare, once the end of the checkpoint is on the disk too.
     fn recycle(&mut self) -> io::Result<()> {
         self.file()?.sync_data()?;
-        let first = self.progress.first.swap(self.checkpoint, Ordering::Relaxed);
-        for number in first..self.checkpoint {
+        for number in mem::replace(&mut self.first, self.checkpoint)..self.checkpoint {
             let segment = self.folder.segment(number);
             if segment.exists() {
                 self.make_spare(&segment)?;
             }
         }
-        self.progress.segments.store(self.head.number - self.checkpoint + 1, Ordering::Relaxed);
+        self.count_segments();
         Ok(())
     }
 
