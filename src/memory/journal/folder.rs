@@ -11,7 +11,7 @@ use rustix::process::geteuid;
 use tracing::warn;
 
 use super::JournalError;
-use super::segment::{HEAD_LENGTH, SegmentHead};
+use super::segment::{HEAD_LENGTH, SegmentHead, block_at};
 
 /// The length of a new segment. Its room on the disk is there before it is used.
 pub(super) const SEGMENT_LENGTH: u64 = 16 * 1_024 * 1_024;
@@ -41,8 +41,10 @@ pub(super) struct Folder {
 pub(super) struct Found {
     /// The segments with a valid head, in the order of their numbers.
     pub(super) segments: Vec<(SegmentHead, PathBuf)>,
-    /// The files with the name of a segment and without a valid head: a process ended before it had written the head.
-    pub(super) headless: Vec<PathBuf>,
+    /// The numbers of segments whose head is damaged, and whose first block is valid.
+    pub(super) headless: Vec<(u32, PathBuf)>,
+    /// The files with the name of a segment and without content: a process ended before it had written the head.
+    pub(super) empty: Vec<PathBuf>,
     /// The files that are ready to become segments.
     pub(super) spare: Vec<PathBuf>,
 }
@@ -84,14 +86,13 @@ impl Folder {
                 found.spare.push(file.path());
             }
             let Some(number) = name.strip_prefix(PREFIX) else { continue };
-            let mut head = Vec::new();
-            let opened = open_own(&file.path(), false)
-                .and_then(|file| file.take(HEAD_LENGTH as u64).read_to_end(&mut head))
-                .map_err(|cause| JournalError::Io { what: "read", path: file.path(), cause });
-            opened?;
-            match SegmentHead::decode(&head) {
-                Some(head) if number.parse() == Ok(head.number) => found.segments.push((head, file.path())),
-                _ => found.headless.push(file.path()),
+            let Ok(number) = number.parse::<u32>() else { continue };
+            let bytes = Folder::read(&file.path())?;
+            let has_block = || bytes.get(HEAD_LENGTH..).is_some_and(|blocks| block_at(number, blocks).is_some());
+            match SegmentHead::decode(&bytes) {
+                Some(head) if head.number == number => found.segments.push((head, file.path())),
+                _ if has_block() => found.headless.push((number, file.path())),
+                _ => found.empty.push(file.path()),
             }
         }
         found.segments.sort_by_key(|(head, _)| head.number);

@@ -46,11 +46,12 @@ pub(super) struct Log {
 
 impl Log {
     /// Verifies all segments.
-    pub(super) fn verify(found: &Found) -> Result<Log, JournalError> {
+    pub(super) fn verify(folder: &Folder, found: &Found) -> Result<Log, JournalError> {
         let mut log = Log { segments: Vec::new(), last: None, damages: Vec::new() };
-        for (number, (head, path)) in found.segments.iter().enumerate() {
+        let segments = log.with_heads(found);
+        for (number, (head, path)) in segments.iter().enumerate() {
             let bytes = Folder::read(path)?;
-            let next = found.segments.get(number + 1).filter(|(next, _)| next.number == head.number + 1);
+            let next = segments.get(number + 1).filter(|(next, _)| next.number == head.number + 1);
             // A segment that ends before the length that its successor knows is damaged.
             let known = next.map_or(0, |(next, _)| usize::try_from(next.previous_length).unwrap_or(usize::MAX));
             let (mut blocks, mut at) = (Vec::new(), HEAD_LENGTH);
@@ -80,8 +81,33 @@ impl Log {
         // Segments before the last complete checkpoint are not needed any more.
         let checkpoint = log.last.map_or(0, |last| last.checkpoint);
         log.segments.retain(|segment| segment.head.number >= checkpoint);
-        log.damages.retain(|damage| log.segments.iter().any(|segment| segment.path == damage.path));
+        let is_old = |path: &PathBuf| segments.iter().any(|(head, of)| of == path && head.number < checkpoint);
+        log.damages.retain(|damage| !is_old(&damage.path));
+        let numbers: Vec<u32> = log.segments.iter().map(|segment| segment.head.number).collect();
+        for missing in (checkpoint.max(1)..numbers.last().map_or(0, |last| *last)).filter(|n| !numbers.contains(n))
+        {
+            log.damages.push(Damage { path: folder.segment(missing), offset: 0, bytes: 0 });
+        }
         Ok(log)
+    }
+
+    /// Returns all segments in their order. A damaged head is replaced by that of a neighbour, whose fields are nearly
+    /// the same. Without a neighbour the segment cannot be read, and stays where it is.
+    fn with_heads(&mut self, found: &Found) -> Vec<(SegmentHead, PathBuf)> {
+        let mut segments = found.segments.clone();
+        for (number, path) in &found.headless {
+            let before = found.segments.iter().rev().find(|(head, _)| head.number < *number);
+            let Some((neighbour, _)) = before.or(found.segments.first()) else {
+                let bytes = path.metadata().map_or(0, |file| usize::try_from(file.len()).unwrap_or(usize::MAX));
+                self.damages.push(Damage { path: path.clone(), offset: 0, bytes });
+                continue;
+            };
+            self.damages.push(Damage { path: path.clone(), offset: 0, bytes: HEAD_LENGTH });
+            segments
+                .push((SegmentHead { number: *number, previous_length: 0, ..neighbour.clone() }, path.clone()));
+        }
+        segments.sort_by_key(|(head, _)| head.number);
+        segments
     }
 
     /// Returns the head and the length of the last segment.

@@ -164,7 +164,7 @@ impl Journal {
             let path = journal.folder.clone();
             return Err(JournalError::OtherWheel { path, saved: head.wheel, asked: options.wheel });
         }
-        let log = Log::verify(&found)?;
+        let log = Log::verify(&folder, &found)?;
         for Damage { path, offset, bytes } in &log.damages {
             error!(
                 path = %path.display(), offset, bytes,
@@ -264,11 +264,12 @@ fn first_segment(
     progress: &Arc<Progress>,
     sync: SyncPolicy,
 ) -> Result<Writer, JournalError> {
-    let last_number = found.segments.last().map_or(0, |(head, _)| head.number);
+    let numbers = found.segments.iter().map(|(head, _)| head.number);
+    let last_number = numbers.chain(found.headless.iter().map(|(number, _)| *number)).max().unwrap_or(0);
     let checkpoint = log.checkpoint().unwrap_or(last_number + 1);
     let spares = found.spare.iter().filter_map(|path| number_of(path)).max().unwrap_or(0);
     let is_old = |(head, _): &(SegmentHead, PathBuf)| head.number < checkpoint;
-    let old = found.segments.into_iter().filter(is_old).map(|(_, path)| path).chain(found.headless);
+    let old = found.segments.into_iter().filter(is_old).map(|(_, path)| path).chain(found.empty);
     let head = SegmentHead {
         number: last_number,
         wheel: wheel.shards.options.wheel,

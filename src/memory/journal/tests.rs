@@ -308,7 +308,7 @@ fn damage_is_reported_with_its_place_and_costs_only_what_is_in_it() {
     let (mut random, mut reported) = (SmallRng::seed_from_u64(7), 0);
     for _ in 0..100 {
         let mut damaged = files.clone();
-        let at = random.random_range(super::HEAD_LENGTH..end);
+        let at = random.random_range(0..end);
         damaged[0].1[at] ^= 1 << random.random_range(0..8);
         let (_, recovered) = recovered(&damaged, 1);
         // Damage in the last block cannot be told from a torn write.
@@ -319,4 +319,26 @@ fn damage_is_reported_with_its_place_and_costs_only_what_is_in_it() {
         reported += recovered.damages.len();
     }
     assert!(reported >= 90, "only {reported} of 100 flipped bits were reported");
+}
+
+#[test]
+fn a_segment_with_a_damaged_head_is_read_with_that_of_its_neighbour() {
+    let mut life = Life::begin(1, 8);
+    (0..100).for_each(|_| life.step());
+    let folder = tempfile::tempdir().unwrap();
+    for (path, bytes) in copies(&life.files()) {
+        fs::write(folder.path().join(path.file_name().unwrap()), bytes).unwrap();
+    }
+    // A second process begins the second segment.
+    let clock = Arc::new(Clock::start());
+    let (journal, ..) = Journal::open(&journal_options(folder.path()), options(1), &clock).unwrap();
+    journal.close().unwrap();
+    for damaged in [1, 2] {
+        let mut files = copies(&[1, 2].map(|number| folder.path().join(format!("log-{number:08}"))));
+        files[damaged - 1].1[30] ^= 1;
+        let (content, recovered) = recovered(&files, 1);
+        assert_eq!(content, Content::of(&life.wheel), "segment {damaged}");
+        let reported = damaged == 1;
+        assert_eq!(recovered.damages.len(), usize::from(reported), "the second segment has no block to lose");
+    }
 }

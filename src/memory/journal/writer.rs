@@ -154,13 +154,13 @@ impl Writer {
             None => self.create_spare()?,
         };
         let file = self.folder.make_segment(&spare, number)?;
-        self.head = SegmentHead { number, previous_length: self.length, ..self.head.clone() };
-        file.write_all_at(&self.head.encode(), 0)?;
+        let head = SegmentHead { number, previous_length: self.length, ..self.head.clone() };
+        file.write_all_at(&head.encode(), 0)?;
         if self.sync != SyncPolicy::None {
             file.sync_data()?;
             self.folder.sync()?;
         }
-        self.length = HEAD_LENGTH as u64;
+        (self.head, self.length) = (head, HEAD_LENGTH as u64);
         let file = Arc::new(file);
         *self.progress.current.lock() = Some(Arc::clone(&file));
         self.file = Some(file);
