@@ -277,7 +277,7 @@ fn a_frozen_disk_delays_answers_but_no_ping_and_reports_nobody() {
     let (mut adds, mut pings) = (sidecar.connect(), sidecar.connect());
     adds.ask(&frames::add(&[1, 2], 5, 1)).added();
     let frozen = disk.frozen();
-    let frozen_at = Instant::now();
+    let (frozen_at, pointer) = (Instant::now(), sidecar.pointer());
     let correlation = adds.request(&frames::del(&[1]));
     let mut others = sidecar.connect();
     std::thread::scope(|scope| {
@@ -292,6 +292,7 @@ fn a_frozen_disk_delays_answers_but_no_ping_and_reports_nobody() {
             std::thread::sleep(Duration::from_millis(20));
         }
         assert!(longest < Duration::from_millis(50), "a Ping took {longest:?}");
+        assert!(sidecar.pointer() <= pointer + 1, "no tick expires before the one before it is written");
         let thawed_at = Instant::now();
         drop(frozen);
         let (outcomes, answered_at) = answered.join().unwrap();

@@ -111,7 +111,8 @@ impl Delivery {
     }
 
     /// Gives batches back to the group (nack). Any connection of this sidecar may hold them, or may have kept them with
-    /// [`Subscription::keep`]. Returns the number of batches that went back. The connection that holds a batch gets it again after `delay`, other connections at once.
+    /// [`Subscription::keep`]. Returns the number of batches that went back. The connection that holds a batch gets it
+    /// again after `delay`, other connections at once.
     pub async fn nack(&self, group: &GroupName, batches: Vec<BatchId>, delay: Duration) -> u64 {
         let (answer, returned) = oneshot::channel();
         self.send(group, Command::NackOfAny { batches, delay, answer });
