@@ -84,6 +84,9 @@ pub(super) struct Shard {
     /// Messages that expired and were added again before they were listed for the batches of their expired tick.
     /// [`Shard::list`] still lists them for that tick.
     overtaken: Vec<(ShortTick, TimedOut)>,
+    /// Messages that expired and that the current run added again, listed or not. A journal needs them, because recovery
+    /// does not find them in the table, and their batch may not be published yet.
+    pub(super) added_again: Vec<(ShortTick, TimedOut)>,
     /// Messages that left the tick of the pointer after they were listed. No batch of that tick may contain them.
     pub(super) unlisted: Vec<Message>,
 }
@@ -91,7 +94,8 @@ pub(super) struct Shard {
 impl Shard {
     pub(super) fn new(wheel: Wheel, hasher: RandomHasher) -> Shard {
         let ticks = (0..horizon(wheel)).map(|_| TickCount::default()).collect();
-        Shard { table: Table::new(hasher), ticks, overtaken: Vec::new(), unlisted: Vec::new() }
+        let (overtaken, added_again, unlisted) = (Vec::new(), Vec::new(), Vec::new());
+        Shard { table: Table::new(hasher), ticks, overtaken, added_again, unlisted }
     }
 
     /// Returns the counts of a tick that has not expired.
@@ -126,6 +130,7 @@ impl Shard {
 
     /// Applies adds and dels to the messages of this shard.
     pub(super) fn run(&mut self, items: &[Item], batch: &mut RequestBatch, position: &Position) {
+        self.added_again.clear();
         let mut homes = [Home::default(); FETCHED];
         for items in items.chunks(FETCHED) {
             let shape = self.table.shape;
@@ -169,10 +174,18 @@ impl Shard {
             }
             return Outcome::Rearmed;
         }
-        if !earlier.marks.has(Marks::LISTED) {
-            self.overtaken.push((earlier.deadline, earlier.timed_out()));
-        }
+        self.add_again(&earlier);
         Outcome::Added
+    }
+
+    /// Records that a message of an expired tick was added again.
+    #[cold]
+    fn add_again(&mut self, earlier: &Entry) {
+        let expired = (earlier.deadline, earlier.timed_out());
+        self.added_again.push(expired);
+        if !earlier.marks.has(Marks::LISTED) {
+            self.overtaken.push(expired);
+        }
     }
 
     /// Acknowledges or withdraws a message.
@@ -240,11 +253,6 @@ impl Shard {
     /// Records that a message of this expired tick was added again before it was listed.
     pub(super) fn overtake(&mut self, tick: ShortTick, timed_out: TimedOut) {
         self.overtaken.push((tick, timed_out));
-    }
-
-    /// Returns the messages that expired and were added again, and that are not listed yet.
-    pub(super) fn overtaken(&self) -> &[(ShortTick, TimedOut)] {
-        &self.overtaken
     }
 
     /// Returns the number of Acks of each of these ticks that has some.

@@ -187,10 +187,9 @@ impl MemoryWheel {
         batch: &mut RequestBatch,
         position: &Position,
     ) {
-        let before = shard.overtaken().len();
         shard.run(items, batch, position);
         if let Some(journal) = &self.journal {
-            let overtaken = shard.overtaken()[before..].iter().map(|(tick, timed_out)| Event::Overtaken {
+            let overtaken = shard.added_again.iter().map(|(tick, timed_out)| Event::Overtaken {
                 tick: tick.seen_from(position.pointer),
                 timed_out: *timed_out,
             });

@@ -116,7 +116,11 @@ impl Replay<'_> {
                 self.acked.retain(|(of, _), _| *of != shard);
                 self.acked.extend(acked.into_iter().map(|(tick, acked)| ((shard, tick), acked)));
             }
-            Event::Overtaken { tick, timed_out } => self.overtaken.push((tick, timed_out)),
+            Event::Overtaken { tick, timed_out } => {
+                if self.expired.get(&tick).is_some_and(|expired| !expired.is_published) {
+                    self.overtaken.push((tick, timed_out));
+                }
+            }
             Event::Expired { tick, counts } => {
                 self.pointer = self.pointer.max(tick.plus(1));
                 self.expired.insert(tick, ExpiredTick { counts, ..ExpiredTick::default() });

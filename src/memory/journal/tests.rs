@@ -195,6 +195,13 @@ impl Life {
     }
 }
 
+impl Drop for Life {
+    /// Ends the threads before the folder is removed.
+    fn drop(&mut self) {
+        self.journal.close().unwrap();
+    }
+}
+
 fn wait_until(what: &str, condition: impl Fn() -> bool) {
     let clock = Clock::start();
     let until = clock.now() + Duration::from_secs(20);
@@ -213,8 +220,9 @@ fn recovered(files: &[(PathBuf, Vec<u8>)], threads: usize) -> (Content, super::R
         fs::set_permissions(copy, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
     }
     let clock = Arc::new(Clock::start());
-    let (_journal, wheel, recovered) =
+    let (journal, wheel, recovered) =
         Journal::open(&journal_options(folder.path()), options(threads), &clock).unwrap();
+    journal.close().unwrap();
     (Content::of(&wheel), recovered)
 }
 
