@@ -160,8 +160,7 @@ impl Life {
                 self.taken.extend(taken.iter().map(|delivery| delivery.batch.id));
             }
             _ => {
-                let batch = self.taken.choose(&mut self.random).copied();
-                let settled: Vec<BatchId> = batch.into_iter().collect();
+                let settled = Vec::from_iter(self.taken.choose(&mut self.random).copied());
                 self.runtime.block_on(outbox.settle(&group(), &settled)).unwrap();
                 self.runtime.block_on(outbox.settle(&GroupName::default_group(), &settled)).unwrap();
             }
@@ -215,8 +214,8 @@ fn wait_until(what: &str, condition: impl Fn() -> bool) {
 fn recovered(files: &[(PathBuf, Vec<u8>)], threads: usize) -> (Content, super::Recovered) {
     let folder = tempfile::tempdir().unwrap();
     for (path, bytes) in files {
-        fs::write(folder.path().join(path.file_name().unwrap()), bytes).unwrap();
         let copy = folder.path().join(path.file_name().unwrap());
+        fs::write(&copy, bytes).unwrap();
         fs::set_permissions(copy, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
     }
     let clock = Arc::new(Clock::start());
@@ -227,9 +226,9 @@ fn recovered(files: &[(PathBuf, Vec<u8>)], threads: usize) -> (Content, super::R
 }
 
 fn copies(files: &[PathBuf]) -> Vec<(PathBuf, Vec<u8>)> {
+    // Behind the last block the file is zero. The block itself may end with some zeros.
     let read = |path: &PathBuf| {
         let mut bytes = fs::read(path).unwrap();
-        // Behind the last block the file is zero. The block itself may end with some zeros.
         bytes.truncate(bytes.iter().rposition(|byte| *byte != 0).unwrap() + 64);
         (path.clone(), bytes)
     };
@@ -281,9 +280,8 @@ fn recovery_finds_what_was_there_behind_checkpoints() {
 fn a_journal_that_is_cut_anywhere_gives_the_state_before_the_torn_write() {
     let mut compared = 0;
     for seed in 200..204 {
-        let mut life = Life::begin(1, seed);
         // After each step: the blocks of the segment, and the content.
-        let mut states = Vec::new();
+        let (mut life, mut states) = (Life::begin(1, seed), Vec::new());
         for _ in 0..60 {
             life.step();
             states.push((blocks_of(&fs::read(&life.files()[0]).unwrap()), Content::of(&life.wheel)));
@@ -311,6 +309,7 @@ fn a_journal_that_is_cut_anywhere_gives_the_state_before_the_torn_write() {
 fn damage_is_reported_with_its_place_and_costs_only_what_is_in_it() {
     let mut life = Life::begin(1, 7);
     (0..100).for_each(|_| life.step());
+    // Damage in the last block cannot be told from a torn write.
     let files = copies(&life.files());
     let (_, end) = blocks_of(&files[0].1);
     let (mut random, mut reported) = (SmallRng::seed_from_u64(7), 0);
@@ -319,7 +318,6 @@ fn damage_is_reported_with_its_place_and_costs_only_what_is_in_it() {
         let at = random.random_range(0..end);
         damaged[0].1[at] ^= 1 << random.random_range(0..8);
         let (_, recovered) = recovered(&damaged, 1);
-        // Damage in the last block cannot be told from a torn write.
         for damage in &recovered.damages {
             assert!(damage.offset <= at && at < damage.offset + damage.bytes, "{damage:?} and not {at}");
         }
