@@ -59,6 +59,9 @@ impl Session<Native> {
 
     /// Refuses a request. Ends the connection if the reason requires this.
     pub(super) fn refuse(&mut self, correlation: u32, refusal: &Refusal) {
+        if refusal.reason == Reason::Draining {
+            self.announce_drain();
+        }
         if refusal.reason.closes() {
             info!(%refusal, "connection refused further service");
             self.state = State::Closing;

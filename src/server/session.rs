@@ -289,6 +289,15 @@ impl<P: ClientProtocol> Session<P> {
         }
     }
 
+    /// Tells the peer that the sidecar drains before anything is refused because of it.
+    #[cold]
+    pub(super) fn announce_drain(&mut self) {
+        let is_new = self.phase.has_changed().unwrap_or(false);
+        if is_new && *self.phase.borrow() == Phase::Draining {
+            self.change_phase();
+        }
+    }
+
     /// Stops reading and taking batches. The session still answers the requests that wait.
     pub(super) fn end(&mut self) {
         self.state = State::Ended;
