@@ -80,8 +80,9 @@ const CALM: Duration = Duration::from_secs(9);
 /// How long the last messages and batches may take.
 const LONGEST_END: Duration = Duration::from_secs(60);
 
-/// How late a message may come in steady state on a busy machine.
+/// How late a message may come in steady state, and in a short run beside other tests, which keep the machine busy.
 const LATE_AT_REST_MS: u64 = 1_000;
+const LATE_BESIDE_OTHERS_MS: u64 = 3_000;
 
 /// How long after its first delivery a batch may still be on its way to another group.
 const UNDELIVERED: Duration = Duration::from_secs(15);
@@ -254,7 +255,8 @@ fn judge(mut stage: Stage, ledgers: &[Ledger], groups: &BTreeMap<&str, Deliverie
     let (seen, latest) = (verdict.steady.messages, verdict.steady.late_ms.max());
     let is_judged = seen > 0 || timeline.count(Kind::MachineStalled) > 0;
     assert!(verdict.all.messages > 1_000 && is_judged, "hardly anything was seen");
-    assert!(latest <= LATE_AT_REST_MS, "{latest} ms late in steady state");
+    let most = if setting("FAULT_RUN_SECONDS").is_none() { LATE_BESIDE_OTHERS_MS } else { LATE_AT_REST_MS };
+    assert!(latest <= most, "{latest} ms late in steady state");
     assert_eq!(verdict.all.allowed[Breach::Early as usize], 0, "nothing allows an early report");
 }
 
