@@ -238,6 +238,7 @@ fn the_status_adds_up_and_has_the_promised_shape() {
         "access",
         "certificate_expiry",
         "groups",
+        "journal",
         "last_minutes",
         "limits",
         "listeners",

@@ -207,6 +207,7 @@ impl Health {
             last_minutes,
             limits: self.limits(in_flight, &backlog),
             certificate_expiry: self.admission.certificate.as_ref().and_then(Certificate::expiry),
+            journal: store.journal(),
             shared_store: store.report(),
         })
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::core::{RingStatus, StoreReport};
+use crate::core::{JournalStatus, RingStatus, StoreReport};
 
 /// The report that `GET /status` returns and `ackwheel status --json` prints.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -49,6 +49,9 @@ pub struct StatusReport {
     /// When the certificate of the sidecar expires, in Unix time; null without a certificate.
     #[serde(default)]
     pub certificate_expiry: Option<i64>,
+    /// The state of the journal; null without `--journal`.
+    #[serde(default)]
+    pub journal: Option<JournalStatus>,
     /// Servers, settings and sidecars of a shared store. Empty with the memory store.
     #[serde(default)]
     pub shared_store: StoreReport,

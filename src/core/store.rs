@@ -64,7 +64,7 @@ pub struct ServerReport {
 }
 
 /// The state of the journal of a store.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JournalStatus {
     /// The number of damaged parts at the start.
     pub damaged: u64,
@@ -73,6 +73,7 @@ pub struct JournalStatus {
     /// The bytes that wait for the writer.
     pub unwritten_bytes: u64,
     /// Whether new messages are refused because of the journal.
+    #[serde(rename = "refusing")]
     pub is_refusing: bool,
     /// The number of failed writes and syncs.
     pub errors: u64,

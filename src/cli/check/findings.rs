@@ -8,6 +8,7 @@ use serde::Serialize;
 use crate::admin::status::{GroupReport, StatusReport};
 use crate::cli::status::stands_still;
 use crate::cli::text::{span, span_of_seconds};
+use crate::core::JournalStatus;
 
 /// The time before the expiry of a certificate at which a warning begins.
 const EXPIRES_SOON: u64 = 14 * 24 * 3_600;
@@ -106,6 +107,7 @@ fn certificate(report: &StatusReport, now: u64) -> Option<Finding> {
 
 fn store(report: &StatusReport) -> Vec<Finding> {
     let mut found = vec![Finding::ok("store", format!("the {} store answers", report.store))];
+    found.extend(report.journal.iter().map(journal));
     for server in &report.shared_store.servers {
         let version = server.version.as_deref().unwrap_or("unknown");
         let replicas = server.replicas.map_or_else(|| String::from("unknown"), |count| count.to_string());
@@ -126,6 +128,25 @@ fn store(report: &StatusReport) -> Vec<Finding> {
         found.push(Finding::fail("redis", text, "raise maxmemory of Redis, or start consumers"));
     }
     found
+}
+
+fn journal(journal: &JournalStatus) -> Finding {
+    if journal.is_refusing {
+        let text = String::from("adds are refused, because the journal cannot be written");
+        return Finding::fail("journal", text, "look at the log, and at the disk of --journal");
+    }
+    if journal.damaged > 0 {
+        let text = format!(
+            "{} parts of the journal were damaged at the start, and their messages are lost",
+            journal.damaged
+        );
+        return Finding::warn("journal", text, "look at the log for the places, and check the disk of --journal");
+    }
+    if journal.errors > 0 {
+        let text = format!("{} writes or syncs failed since the start", journal.errors);
+        return Finding::warn("journal", text, "check the disk of --journal");
+    }
+    Finding::ok("journal", format!("the journal is written, and takes {} MB", journal.log_bytes / 1_000_000))
 }
 
 fn rings(report: &StatusReport) -> Vec<Finding> {
@@ -276,6 +297,19 @@ mod tests {
                 &[(Level::Warn, "certificate")],
             ),
             (|report| report.certificate_expiry = Some(i64::MAX), &[]),
+            (|report| report.journal = Some(JournalStatus::default()), &[]),
+            (
+                |report| report.journal = Some(JournalStatus { is_refusing: true, ..JournalStatus::default() }),
+                &[(Level::Fail, "journal")],
+            ),
+            (
+                |report| report.journal = Some(JournalStatus { damaged: 1, ..JournalStatus::default() }),
+                &[(Level::Warn, "journal")],
+            ),
+            (
+                |report| report.journal = Some(JournalStatus { errors: 1, ..JournalStatus::default() }),
+                &[(Level::Warn, "journal")],
+            ),
             (|report| report.last_minutes.storms = 1, &[(Level::Fail, "last minutes")]),
             (|report| report.last_minutes.out_of_memory = 1, &[(Level::Fail, "redis")]),
             (
