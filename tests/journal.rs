@@ -7,26 +7,24 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::support::clock::{Clock, FakeClock};
-use crate::support::disk::Disk;
 use crate::support::frames::{self, ACKED, LATE, UNKNOWN};
 use crate::support::process::{Run, assert_names, program};
-use crate::support::raw::Raw;
 use crate::support::sidecar::Sidecar;
 use crate::support::{sleep_until, wait_until};
 
-fn start(journal: &Path, more: &[&str]) -> Sidecar {
+pub fn start(journal: &Path, more: &[&str]) -> Sidecar {
     let tick: &[&str] = if more.contains(&"--tick") { &[] } else { &["--tick", "200ms"] };
     Sidecar::start(&[tick, &["--journal", journal.to_str().unwrap()], more].concat())
 }
 
-fn folder() -> (tempfile::TempDir, PathBuf) {
+pub fn folder() -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let journal = folder.path().join("journal");
     (folder, journal)
 }
 
 /// Serves with these flags until it fails; returns its error.
-fn refused(journal: &Path, flags: &[&str]) -> String {
+pub fn refused(journal: &Path, flags: &[&str]) -> String {
     let mut command = program(&["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
     let run = Run::of(command.arg("--journal").arg(journal).args(flags));
     assert_eq!(run.code, 1, "{run:?}");
@@ -262,78 +260,4 @@ fn a_place_where_no_journal_can_be_kept_is_refused_at_the_start() {
     assert_names(&refused(&file.join("journal"), &[]), &[file.to_str().unwrap(), "--journal"]);
     let run = Run::of(&mut program(&["serve", "--state", "file"]));
     assert_names(run.error(64), &["--state file", "--journal"]);
-}
-
-/// Whether a sidecar refuses to add a message because of its journal.
-fn is_refused(connection: &mut Raw, id: u64) -> bool {
-    connection.ask(&frames::add(&[id], 15, 1)).kind == frames::ERROR
-}
-
-#[test]
-fn a_frozen_disk_delays_answers_but_no_ping_and_reports_nobody() {
-    let Some(disk) = Disk::mount() else { return };
-    let journal = disk.path().join("journal");
-    let sidecar = start(&journal, &[]);
-    let (mut adds, mut pings) = (sidecar.connect(), sidecar.connect());
-    adds.ask(&frames::add(&[1, 2], 5, 1)).added();
-    let frozen = disk.frozen();
-    let (frozen_at, pointer) = (Instant::now(), sidecar.pointer());
-    let correlation = adds.request(&frames::del(&[1]));
-    let mut others = sidecar.connect();
-    std::thread::scope(|scope| {
-        let answered = scope.spawn(move || (adds.answer(correlation).outcomes().to_vec(), Instant::now()));
-        sleep_until(frozen_at + Duration::from_millis(700));
-        assert!(is_refused(&mut others, 3), "the disk has not answered for half a second");
-        let mut longest = Duration::ZERO;
-        while frozen_at.elapsed() < Duration::from_secs(5) {
-            let begun = Instant::now();
-            pings.ask(&frames::ping(b"1234"));
-            longest = longest.max(begun.elapsed());
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        assert!(longest < Duration::from_millis(50), "a Ping took {longest:?}");
-        assert!(sidecar.pointer() <= pointer + 1, "no tick expires before the one before it is written");
-        let thawed_at = Instant::now();
-        drop(frozen);
-        let (outcomes, answered_at) = answered.join().unwrap();
-        assert_eq!(outcomes, [ACKED]);
-        assert!(answered_at > thawed_at, "the Ack is not answered before it is written");
-    });
-    // Five ticks of 200 ms were over long ago; the freeze shifted the deadline.
-    let batch = sidecar.connect().subscribed("default").settled_batch();
-    assert_eq!(batch.ids(), [2]);
-    assert!(batch.arrived.duration_since(frozen_at) > Duration::from_secs(5));
-    let mut again = sidecar.connect();
-    wait_until("adds are accepted again", || !is_refused(&mut again, 3));
-}
-
-#[test]
-fn a_full_disk_refuses_adds_and_counts_acks_until_there_is_room() {
-    let Some(disk) = Disk::mount_of("64M") else { return };
-    let journal = disk.path().join("journal");
-    let ballast = disk.path().join("ballast");
-    let mut sidecar = start(&journal, &["--tick", "2s"]);
-    let mut connection = sidecar.connect();
-    connection.ask(&frames::add(&(1..=1_000).collect::<Vec<_>>(), 15, 1)).added();
-    let filled =
-        Command::new("dd").args(["if=/dev/zero", "bs=1M"]).arg(format!("of={}", ballast.display())).output();
-    assert!(!filled.unwrap().status.success(), "the disk is full");
-    // Adds go on until the reserved room is used up.
-    let mut next = 10_000;
-    wait_until("adds are refused", || {
-        let ids: Vec<u64> = (next..next + 10_000).collect();
-        next += 10_000;
-        connection.ask(&frames::add(&ids, 15, 1)).kind == frames::ERROR
-    });
-    assert_eq!(connection.ask(&frames::del(&(1..=1_000).collect::<Vec<_>>())).outcomes(), [ACKED; 1_000]);
-    assert_eq!(sidecar.metrics().count("journal_refusing"), 1);
-    fs::remove_file(&ballast).unwrap();
-    wait_until("adds are accepted again", || !is_refused(&mut connection, 5));
-    assert_eq!(sidecar.metrics().count("journal_errors_total"), 0);
-    sidecar.kill();
-    let sidecar = start(&journal, &["--tick", "2s"]);
-    assert_eq!(
-        sidecar.connect().ask(&frames::del(&[1, 500, 1_000, 5])).outcomes(),
-        [UNKNOWN, UNKNOWN, UNKNOWN, ACKED]
-    );
 }

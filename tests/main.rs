@@ -41,6 +41,7 @@ mod harness_network;
 mod harness_redis;
 mod hostile;
 mod journal;
+mod journal_faults;
 mod kubernetes;
 mod leaderships;
 mod limits;

@@ -54,6 +54,11 @@ impl Disk {
         Frozen(self)
     }
 
+    /// Has every write fail from now on. No file may be open for writing.
+    pub fn make_read_only(&self) {
+        assert!(run("mount", &["-o", "remount,ro", text(self.path())]), "a file system that nobody writes to");
+    }
+
     pub fn thaw(&self) {
         assert!(run("fsfreeze", &["--unfreeze", text(self.path())]), "a frozen file system can be thawed");
     }

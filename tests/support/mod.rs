@@ -7,6 +7,7 @@ pub mod clock;
 pub mod cluster;
 pub mod deployed;
 pub mod disk;
+pub mod failing_calls;
 pub mod fleet;
 pub mod flow;
 pub mod frame_proxy;

@@ -161,6 +161,21 @@ impl Raw {
         self.answer(correlation)
     }
 
+    /// The same of a sidecar that may be killed: none if it ended before its answer.
+    pub fn ask_until_killed(&mut self, request: &Request) -> Option<Frame> {
+        self.correlation += 1;
+        self.try_send(&request.bytes(self.correlation)).ok()?;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(frame) = Frame::take(&mut self.input) {
+                return Some(frame);
+            }
+            if self.read(deadline) == 0 {
+                return None;
+            }
+        }
+    }
+
     /// The answer to a request sent before, if those to all requests before it were taken.
     #[track_caller]
     pub fn answer(&mut self, correlation: u32) -> Frame {

@@ -59,7 +59,8 @@ impl Checkpointer {
             return true;
         }
         let is_recording = matches!(self.buffer.condition(), Condition::Recording | Condition::Full);
-        is_recording && self.progress.logged.load(Ordering::Relaxed) >= self.progress.checkpoint_at()
+        // Each process begins a segment, so processes that end early leave short ones.
+        is_recording && self.progress.log_bytes() > self.progress.checkpoint_at()
     }
 
     /// Appends a checkpoint. Stops if the journal fails or closes.
@@ -84,7 +85,6 @@ impl Checkpointer {
                     expiry.is_walked = true;
                     let begin = Event::Begin { published_below: state.expired_below };
                     self.buffer.begin_checkpoint(&begin);
-                    self.progress.logged.store(0, Ordering::Relaxed);
                     return true;
                 }
             }

@@ -69,8 +69,6 @@ const ENTRY_BYTES: u64 = 24;
 /// The state that the threads of a journal share.
 #[derive(Debug)]
 pub(super) struct Progress {
-    /// The bytes of the log since the last checkpoint began.
-    logged: AtomicU64,
     /// The number of segments from the last checkpoint on.
     segments: AtomicU32,
     in_flight: AtomicU64,
@@ -99,7 +97,12 @@ struct State {
 }
 
 impl Progress {
-    /// Returns the length of the log, in bytes, at which a checkpoint begins.
+    /// Returns the room that the log takes from the last checkpoint on, in bytes.
+    fn log_bytes(&self) -> u64 {
+        u64::from(self.segments.load(Ordering::Relaxed)) * SEGMENT_LENGTH
+    }
+
+    /// Returns the room that the log takes, in bytes, above which a checkpoint begins.
     fn checkpoint_at(&self) -> u64 {
         SHORTEST_LOG.max(2 * ENTRY_BYTES * self.held.load(Ordering::Relaxed))
     }
@@ -173,7 +176,6 @@ impl Journal {
         }
         let epoch = moment.unix_ms().max(log::last_epoch(&found) + 1);
         let progress = Arc::new(Progress {
-            logged: AtomicU64::new(0),
             segments: AtomicU32::new(0),
             in_flight: AtomicU64::new(0),
             held: AtomicU64::new(0),
@@ -221,10 +223,9 @@ impl Journal {
     }
 
     pub(super) fn status(&self) -> JournalStatus {
-        let segments = u64::from(self.progress.segments.load(Ordering::Relaxed));
         JournalStatus {
             damaged: self.damaged,
-            log_bytes: segments * SEGMENT_LENGTH,
+            log_bytes: self.progress.log_bytes(),
             unwritten_bytes: self.buffer.unwritten(),
             is_refusing: self.buffer.condition() != Condition::Recording || !self.buffer.is_prompt(),
             errors: self.progress.state.lock().failures,

@@ -132,7 +132,6 @@ impl Writer {
         head.fill_in(self.head.number, block);
         self.file()?.write_all_at(block, self.length)?;
         self.length += block.len() as u64;
-        self.progress.logged.fetch_add(block.len() as u64, Ordering::Relaxed);
         Ok(())
     }
 
@@ -153,7 +152,15 @@ impl Writer {
             Some(spare) => spare,
             None => self.create_spare()?,
         };
-        let file = self.folder.make_segment(&spare, number)?;
+        let file = match self.folder.make_segment(&spare, number) {
+            Ok(file) => file,
+            Err(error) => {
+                if spare.exists() {
+                    self.spare.push_front(spare);
+                }
+                return Err(error);
+            }
+        };
         let head = SegmentHead { number, previous_length: self.length, ..self.head.clone() };
         file.write_all_at(&head.encode(), 0)?;
         if self.sync != SyncPolicy::None {
