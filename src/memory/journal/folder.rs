@@ -87,11 +87,11 @@ impl Folder {
             }
             let Some(number) = name.strip_prefix(PREFIX) else { continue };
             let Ok(number) = number.parse::<u32>() else { continue };
-            let bytes = Folder::read(&file.path())?;
-            let has_block = || bytes.get(HEAD_LENGTH..).is_some_and(|blocks| block_at(number, blocks).is_some());
-            match SegmentHead::decode(&bytes) {
+            match SegmentHead::decode(&Folder::read_at_most(&file.path(), HEAD_LENGTH)?) {
                 Some(head) if head.number == number => found.segments.push((head, file.path())),
-                _ if has_block() => found.headless.push((number, file.path())),
+                _ if has_block(number, &Folder::read(&file.path())?) => {
+                    found.headless.push((number, file.path()));
+                }
                 _ => found.empty.push(file.path()),
             }
         }
@@ -101,9 +101,13 @@ impl Folder {
 
     /// Reads a whole segment.
     pub(super) fn read(path: &Path) -> Result<Vec<u8>, JournalError> {
+        Folder::read_at_most(path, usize::MAX)
+    }
+
+    fn read_at_most(path: &Path, length: usize) -> Result<Vec<u8>, JournalError> {
         let mut bytes = Vec::new();
         open_own(path, false)
-            .and_then(|mut file| file.read_to_end(&mut bytes))
+            .and_then(|file| file.take(length as u64).read_to_end(&mut bytes))
             .map_err(|cause| JournalError::Io { what: "read", path: path.to_owned(), cause })?;
         Ok(bytes)
     }
@@ -142,6 +146,11 @@ impl Folder {
     pub(super) fn sync(&self) -> io::Result<()> {
         File::open(&self.path)?.sync_all()
     }
+}
+
+/// Returns whether the first block of a segment is valid.
+fn has_block(number: u32, segment: &[u8]) -> bool {
+    segment.get(HEAD_LENGTH..).is_some_and(|blocks| block_at(number, blocks).is_some())
 }
 
 /// Makes room for a segment.

@@ -4,6 +4,7 @@
 //! told of. Elsewhere, or if a valid block follows, it is damage: it is reported with its place, and all other blocks are
 //! kept.
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -28,65 +29,60 @@ pub struct Damage {
     pub bytes: usize,
 }
 
-/// The valid blocks of a segment, by the offset of each.
-struct Segment {
-    head: SegmentHead,
-    path: PathBuf,
-    blocks: Vec<usize>,
-    /// The length up to the end of the last valid block.
-    length: u64,
-}
-
 /// The log of a journal, before its records are applied.
 pub(super) struct Log {
-    segments: Vec<Segment>,
+    /// All segments, in their order.
+    segments: Vec<(SegmentHead, PathBuf)>,
+    /// The head of the last valid block.
     last: Option<BlockHead>,
+    /// The length of the last segment up to the end of its last valid block.
+    length: u64,
     pub(super) damages: Vec<Damage>,
 }
 
-impl Log {
-    /// Verifies all segments.
-    pub(super) fn verify(folder: &Folder, found: &Found) -> Result<Log, JournalError> {
-        let mut log = Log { segments: Vec::new(), last: None, damages: Vec::new() };
-        let segments = log.with_heads(found);
-        for (number, (head, path)) in segments.iter().enumerate() {
-            let bytes = Folder::read(path)?;
-            let next = segments.get(number + 1).filter(|(next, _)| next.number == head.number + 1);
-            // A segment that ends before the length that its successor knows is damaged.
-            let known = next.map_or(0, |(next, _)| usize::try_from(next.previous_length).unwrap_or(usize::MAX));
-            let (mut blocks, mut at) = (Vec::new(), HEAD_LENGTH);
-            loop {
-                if let Some(block) = block_at(head.number, &bytes[at.min(bytes.len())..]) {
-                    blocks.push(at);
-                    log.last = Some(block.head);
-                    at += block.length();
-                    continue;
-                }
-                let valid = |at: &usize| block_at(head.number, &bytes[*at..]).is_some();
-                // Behind the last write are zeros, or blocks of an earlier use of the file.
-                let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
-                let follows = (at + 1..used).find(valid);
-                if follows.is_some() || at < known {
-                    let end = follows.unwrap_or(known);
-                    log.damages.push(Damage { path: path.clone(), offset: at, bytes: end - at });
-                }
-                match follows {
-                    Some(next) => at = next,
-                    None => break,
-                }
-            }
-            let length = at as u64;
-            log.segments.push(Segment { head: head.clone(), path: path.clone(), blocks, length });
+/// Finds the valid blocks in the bytes of a segment. `known` is the length that the next segment knows, or 0. Returns the
+/// damaged parts, and the length up to the end of the last valid block.
+fn scan<'a>(
+    number: u32,
+    bytes: &'a [u8],
+    known: usize,
+    mut on_block: impl FnMut(usize, Block<'a>),
+) -> (Vec<Range<usize>>, u64) {
+    let (mut damages, mut at) = (Vec::new(), HEAD_LENGTH);
+    loop {
+        if let Some(block) = block_at(number, &bytes[at.min(bytes.len())..]) {
+            on_block(at, block);
+            at += block.length();
+            continue;
         }
-        // Segments before the last complete checkpoint are not needed any more.
-        let checkpoint = log.last.map_or(0, |last| last.checkpoint);
-        log.segments.retain(|segment| segment.head.number >= checkpoint);
-        let is_old = |path: &PathBuf| segments.iter().any(|(head, of)| of == path && head.number < checkpoint);
-        log.damages.retain(|damage| !is_old(&damage.path));
-        let numbers: Vec<u32> = log.segments.iter().map(|segment| segment.head.number).collect();
-        for missing in (checkpoint.max(1)..numbers.last().map_or(0, |last| *last)).filter(|n| !numbers.contains(n))
-        {
-            log.damages.push(Damage { path: folder.segment(missing), offset: 0, bytes: 0 });
+        let valid = |at: &usize| block_at(number, &bytes[*at..]).is_some();
+        // Behind the last write are zeros, or blocks of an earlier use of the file.
+        let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+        let follows = (at + 1..used).find(valid);
+        if follows.is_some() || at < known {
+            damages.push(at..follows.unwrap_or(known));
+        }
+        match follows {
+            Some(next) => at = next,
+            None => return (damages, at as u64),
+        }
+    }
+}
+
+impl Log {
+    /// Finds the segments, and the last valid block.
+    pub(super) fn open(found: &Found) -> Result<Log, JournalError> {
+        let mut log = Log { segments: Vec::new(), last: None, length: HEAD_LENGTH as u64, damages: Vec::new() };
+        log.segments = log.with_heads(found);
+        for (number, (head, path)) in log.segments.iter().enumerate().rev() {
+            let bytes = Folder::read(path)?;
+            let (_, length) = scan(head.number, &bytes, 0, |_, block| log.last = Some(block.head));
+            if number + 1 == log.segments.len() {
+                log.length = length;
+            }
+            if log.last.is_some() {
+                break;
+            }
         }
         Ok(log)
     }
@@ -110,9 +106,9 @@ impl Log {
         segments
     }
 
-    /// Returns the head and the length of the last segment.
-    pub(super) fn end(&self) -> Option<(&SegmentHead, u64)> {
-        self.segments.last().map(|segment| (&segment.head, segment.length))
+    /// Returns the length of the last segment.
+    pub(super) fn length(&self) -> u64 {
+        self.length
     }
 
     /// Returns the segment with which recovery begins.
@@ -125,27 +121,47 @@ impl Log {
         self.last.map_or(0, |last| last.lived_ms)
     }
 
-    /// Applies all records to an empty wheel. Returns the number of messages in flight.
-    pub(super) fn apply(&self, wheel: &MemoryWheel, moment: Moment) -> Result<u64, JournalError> {
-        let Some(first) = self.segments.first() else { return Ok(0) };
-        let mut replay = Replay::new(wheel, first.head.pointer);
-        let mut epoch = first.head.epoch;
-        for segment in &self.segments {
-            if std::mem::replace(&mut epoch, segment.head.epoch) != segment.head.epoch {
+    /// Applies all records from the last complete checkpoint on to an empty wheel, and records what is damaged or missing.
+    /// Returns the number of messages in flight.
+    pub(super) fn apply(
+        &mut self,
+        folder: &Folder,
+        wheel: &MemoryWheel,
+        moment: Moment,
+    ) -> Result<u64, JournalError> {
+        // Segments before the last complete checkpoint are not needed any more.
+        let checkpoint = self.last.map_or(0, |last| last.checkpoint);
+        let first = self.segments.partition_point(|(head, _)| head.number < checkpoint);
+        let needed = &self.segments[first..];
+        self.damages.retain(|damage| self.segments[..first].iter().all(|(_, path)| *path != damage.path));
+        let Some((first, _)) = needed.first() else { return Ok(0) };
+        let (mut replay, mut epoch) = (Replay::new(wheel, first.pointer), first.epoch);
+        let mut expected = checkpoint.max(1);
+        for (number, (head, path)) in needed.iter().enumerate() {
+            for missing in expected..head.number {
+                self.damages.push(Damage { path: folder.segment(missing), offset: 0, bytes: 0 });
+            }
+            expected = head.number + 1;
+            if std::mem::replace(&mut epoch, head.epoch) != head.epoch {
                 replay.begin_process();
             }
-            let bytes = Folder::read(&segment.path)?;
-            for at in &segment.blocks {
-                let Some(Block { head, records }) = block_at(segment.head.number, &bytes[*at..]) else { continue };
-                let stamp = stamp_of(head.lived_ms);
-                if read(records, |part| replay.apply(part, stamp)).is_none() {
+            let bytes = Folder::read(path)?;
+            // A segment that ends before the length that its successor knows is damaged.
+            let next = needed.get(number + 1).filter(|(next, _)| next.number == expected);
+            let known = next.map_or(0, |(next, _)| usize::try_from(next.previous_length).unwrap_or(usize::MAX));
+            let (damages, _) = scan(head.number, &bytes, known, |offset, block| {
+                let stamp = stamp_of(block.head.lived_ms);
+                if read(block.records, |part| replay.apply(part, stamp)).is_none() {
                     error!(
-                        path = %segment.path.display(),
-                        offset = at,
+                        path = %path.display(),
+                        offset,
                         "a block of the journal has records of another version: they are left out"
                     );
                 }
-            }
+            });
+            let damages =
+                damages.into_iter().map(|at| Damage { path: path.clone(), offset: at.start, bytes: at.len() });
+            self.damages.extend(damages);
         }
         let last = self.last.map_or(moment.unix_ms(), |last| last.unix_ms);
         let away = Duration::from_millis(moment.unix_ms().saturating_sub(last));

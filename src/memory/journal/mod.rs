@@ -51,7 +51,7 @@ pub use self::log::Damage;
 use self::log::Log;
 pub use self::options::{JournalError, JournalOptions, Recovered, SyncPolicy};
 pub(super) use self::records::{BatchRecord, Event};
-use self::segment::{HEAD_LENGTH, SegmentHead};
+use self::segment::SegmentHead;
 use self::writer::Writer;
 use super::options::MemoryOptions;
 use super::outbox::MemoryOutbox;
@@ -167,13 +167,7 @@ impl Journal {
             let path = journal.folder.clone();
             return Err(JournalError::OtherWheel { path, saved: head.wheel, asked: options.wheel });
         }
-        let log = Log::verify(&folder, &found)?;
-        for Damage { path, offset, bytes } in &log.damages {
-            error!(
-                path = %path.display(), offset, bytes,
-                "a part of the journal is damaged: the messages in it are lost, and all others are kept; check the disk"
-            );
-        }
+        let mut log = Log::open(&found)?;
         let epoch = moment.unix_ms().max(log::last_epoch(&found) + 1);
         let progress = Arc::new(Progress {
             segments: AtomicU32::new(0),
@@ -205,7 +199,13 @@ impl Journal {
             Some(Arc::clone(&buffer)),
         );
         let wheel = Arc::new(wheel);
-        let in_flight = log.apply(&wheel, moment)?;
+        let in_flight = log.apply(&folder, &wheel, moment)?;
+        for Damage { path, offset, bytes } in &log.damages {
+            error!(
+                path = %path.display(), offset, bytes,
+                "a part of the journal is damaged: the messages in it are lost, and all others are kept; check the disk"
+            );
+        }
         let recovered = Recovered { in_flight, is_old: log.checkpoint().is_some(), damages: log.damages.clone() };
         let writer = first_segment(&folder, found, &log, &wheel, &buffer, &progress, journal.sync)?;
         let checkpointer = Checkpointer::new(&wheel, &buffer, &progress);
@@ -285,7 +285,7 @@ fn first_segment(
         sync,
         head,
         file: None,
-        length: log.end().map_or(HEAD_LENGTH as u64, |(_, length)| length),
+        length: log.length(),
         first: checkpoint,
         checkpoint,
         begun: checkpoint,

@@ -1,7 +1,7 @@
 //! Rebuilds a wheel and its outbox from the segments of a journal.
 //!
-//! 1. All segments are read and their checksums verified. The last valid block says with which segment to begin.
-//! 2. All records from there on are applied in their order.
+//! 1. The last valid block says with which segment to begin.
+//! 2. The records of all valid blocks from there on are applied in their order.
 //! 3. The messages of expired ticks that are in no batch are put back into the expiry, and batches without a group are
 //!    dropped.
 

@@ -238,7 +238,7 @@ fn copies(files: &[PathBuf]) -> Vec<(PathBuf, Vec<u8>)> {
 /// The number of valid blocks of a segment, and the offset at which the last one ends.
 fn blocks_of(bytes: &[u8]) -> (usize, usize) {
     let number = super::SegmentHead::decode(bytes).unwrap().number;
-    let (mut count, mut at) = (0, super::HEAD_LENGTH);
+    let (mut count, mut at) = (0, super::segment::HEAD_LENGTH);
     while let Some(block) = super::segment::block_at(number, &bytes[at..]) {
         at += block.length();
         count += 1;
