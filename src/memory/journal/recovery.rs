@@ -8,6 +8,8 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
+use parking_lot::MutexGuard;
+
 use super::records::{Change, Event, GroupRecord, Part};
 use crate::core::{
     GroupName, GroupOptions, Message, RandomHasher, Stamp, Tick, TickCounts, TickSchedule, TimedOut,
@@ -15,7 +17,8 @@ use crate::core::{
 use crate::memory::entry::{Entry, Marks, ShortTick};
 use crate::memory::outbox::MemoryOutbox;
 use crate::memory::queue::{Group, Queue};
-use crate::memory::table::Hash;
+use crate::memory::shard::Shard;
+use crate::memory::table::{Hash, Home};
 use crate::memory::wheel::MemoryWheel;
 
 /// Returns the stamp of a moment in the life of the wheel.
@@ -23,12 +26,28 @@ pub(super) fn stamp_of(lived_ms: u64) -> Stamp {
     Stamp::after(Duration::from_millis(lived_ms))
 }
 
+/// The number of steps whose places in the table are fetched at the same time.
+const FETCHED: usize = 64;
+
+/// A change of the table.
+enum Step {
+    Put(Entry),
+    Remove {
+        message: Message,
+        /// The shard that counted the Ack, in the process that wrote the journal. `None` for a withdrawal.
+        acked_in: Option<u8>,
+    },
+}
+
 /// The state of a replay.
 pub(super) struct Replay<'a> {
     wheel: &'a MemoryWheel,
+    /// All shards, locked until the end of the replay.
+    shards: Vec<MutexGuard<'a, Shard>>,
+    steps: Vec<(Hash, usize, Home, Step)>,
     pointer: Tick,
     /// The Acks of each tick that a shard of the process that wrote the journal had counted.
-    acked: HashMap<(u8, Tick), u64>,
+    acked: HashMap<(u8, Tick), u64, RandomHasher>,
     /// The Acks that shards of earlier processes had counted.
     acked_before: HashMap<Tick, u64>,
     /// Whether the records are those of the process that wrote the checkpoint. Later processes count the Acks of earlier
@@ -54,8 +73,10 @@ impl Replay<'_> {
     pub(super) fn new(wheel: &MemoryWheel, pointer: Tick) -> Replay<'_> {
         Replay {
             wheel,
+            shards: wheel.shards.list.iter().map(|shard| shard.lock()).collect(),
+            steps: Vec::with_capacity(FETCHED),
             pointer,
-            acked: HashMap::new(),
+            acked: HashMap::default(),
             acked_before: HashMap::new(),
             is_first_process: true,
             overtaken: Vec::new(),
@@ -68,6 +89,7 @@ impl Replay<'_> {
 
     /// The records that follow are those of another process, with other shards.
     pub(super) fn begin_process(&mut self) {
+        self.run_steps();
         self.is_first_process = false;
         for ((_, tick), acked) in self.acked.drain() {
             *self.acked_before.entry(tick).or_default() += acked;
@@ -77,30 +99,55 @@ impl Replay<'_> {
     pub(super) fn apply(&mut self, part: Part, stamp: Stamp) {
         match part {
             Part::Change(_, message, Change::Added { deadline, attempt }) => {
-                self.put(Entry::in_flight(message, deadline, stamp, attempt));
+                self.queue(message, Step::Put(Entry::in_flight(message, deadline, stamp, attempt)));
             }
             Part::Change(shard, message, change) => {
-                let hash = Hash::of(message, &self.wheel.shards.hasher);
-                let table = &mut self.wheel.shards.list[hash.shard(self.wheel.shards.bits)].lock().table;
-                let Some(found) = table.find(hash, table.home(hash), message) else { return };
-                let tick = found.entry.deadline.seen_from(self.pointer);
-                found.remove();
-                if change == Change::Acked {
-                    *self.acked.entry((shard, tick)).or_default() += 1;
-                }
+                let acked_in = (change == Change::Acked).then_some(shard);
+                self.queue(message, Step::Remove { message, acked_in });
             }
             Part::Entry { message, deadline, attempt, age } => {
                 let added_at = Stamp(stamp.0.wrapping_sub(age));
-                self.put(Entry::in_flight(message, deadline, added_at, attempt));
+                self.queue(message, Step::Put(Entry::in_flight(message, deadline, added_at, attempt)));
             }
-            Part::Event(event) => self.apply_event(event),
+            Part::Event(event) => {
+                self.run_steps();
+                self.apply_event(event);
+            }
         }
     }
 
-    fn put(&self, entry: Entry) {
-        let hash = Hash::of(entry.message, &self.wheel.shards.hasher);
-        let table = &mut self.wheel.shards.list[hash.shard(self.wheel.shards.bits)].lock().table;
-        table.put(hash, table.home(hash), entry);
+    /// Queues a step. Its place in the table is fetched meanwhile: to wait for the memory at each step would take most of
+    /// the time of a recovery.
+    fn queue(&mut self, message: Message, step: Step) {
+        let hash = Hash::of(message, &self.wheel.shards.hasher);
+        let shard = hash.shard(self.wheel.shards.bits);
+        let home = self.shards[shard].table.fetch_group(hash);
+        self.steps.push((hash, shard, home, step));
+        if self.steps.len() == FETCHED {
+            self.run_steps();
+        }
+    }
+
+    fn run_steps(&mut self) {
+        for (hash, shard, home, _) in &self.steps {
+            self.shards[*shard].table.fetch_entry(*hash, *home);
+        }
+        for (hash, shard, _, step) in self.steps.drain(..) {
+            let table = &mut self.shards[shard].table;
+            // An earlier step may have changed the shape of the table.
+            let home = table.home(hash);
+            match step {
+                Step::Put(entry) => drop(table.put(hash, home, entry)),
+                Step::Remove { message, acked_in } => {
+                    let Some(found) = table.find(hash, home, message) else { continue };
+                    let tick = found.entry.deadline.seen_from(self.pointer);
+                    found.remove();
+                    if let Some(shard) = acked_in {
+                        *self.acked.entry((shard, tick)).or_default() += 1;
+                    }
+                }
+            }
+        }
     }
 
     fn apply_event(&mut self, event: Event) {
@@ -173,6 +220,8 @@ impl Replay<'_> {
 
     /// Completes the wheel and its outbox. Returns the number of messages in flight.
     pub(super) fn finish(mut self, lived_ms: u64, away: Duration, now: Instant) -> u64 {
+        self.run_steps();
+        self.shards.clear();
         let (pointer, wheel) = (self.pointer, self.wheel);
         {
             let mut state = wheel.state.write();
