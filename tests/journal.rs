@@ -261,3 +261,39 @@ fn a_place_where_no_journal_can_be_kept_is_refused_at_the_start() {
     let run = Run::of(&mut program(&["serve", "--state", "file"]));
     assert_names(run.error(64), &["--state file", "--journal"]);
 }
+
+#[test]
+fn a_file_that_is_no_segment_of_this_version_is_refused_and_left_alone() {
+    let (_folder, journal) = folder();
+    let segment = journal.join("log-00000003");
+    fs::create_dir(&journal).unwrap();
+    for content in ["ackwheel log   2", "what another program wrote"] {
+        fs::write(&segment, content).unwrap();
+        fs::set_permissions(&segment, fs::Permissions::from_mode(0o600)).unwrap();
+        assert_names(&refused(&journal, &[]), &[segment.to_str().unwrap(), "version", "--journal"]);
+        assert_eq!(fs::read_to_string(&segment).unwrap(), content);
+    }
+}
+
+#[test]
+fn a_segment_whose_beginning_is_lost_keeps_the_rest() {
+    let (_folder, journal) = folder();
+    let mut sidecar = start(&journal, &[]);
+    let mut connection = sidecar.connect();
+    for id in 1..=50 {
+        connection.ask(&frames::add(&[id], 15, 1)).added();
+    }
+    sidecar.kill();
+    // A second segment tells what the head of the first one was.
+    start(&journal, &[]).kill();
+    let segment = journal.join("log-00000001");
+    let mut bytes = fs::read(&segment).unwrap();
+    bytes[..1_000].fill(0);
+    fs::write(&segment, bytes).unwrap();
+    let sidecar = start(&journal, &[]);
+    assert_names(&sidecar.log().text(), &["ERROR", "damaged", "log-00000001"]);
+    let ids: Vec<u64> = (1..=50).collect();
+    let frame = sidecar.connect().ask(&frames::del(&ids));
+    let kept: Vec<u8> = frame.outcomes().iter().copied().filter(|outcome| *outcome == ACKED).collect();
+    assert!((20..45).contains(&kept.len()), "{} of 50 were kept", kept.len());
+}

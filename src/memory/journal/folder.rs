@@ -11,7 +11,7 @@ use rustix::process::geteuid;
 use tracing::warn;
 
 use super::JournalError;
-use super::segment::{HEAD_LENGTH, SegmentHead, block_at};
+use super::segment::{HEAD_LENGTH, MAGIC, SegmentHead, scan};
 
 /// The length of a new segment. Its room on the disk is there before it is used.
 pub(super) const SEGMENT_LENGTH: u64 = 16 * 1_024 * 1_024;
@@ -41,9 +41,9 @@ pub(super) struct Folder {
 pub(super) struct Found {
     /// The segments with a valid head, in the order of their numbers.
     pub(super) segments: Vec<(SegmentHead, PathBuf)>,
-    /// The numbers of segments whose head is damaged, and whose first block is valid.
+    /// The numbers of segments whose head is damaged, and which have valid blocks.
     pub(super) headless: Vec<(u32, PathBuf)>,
-    /// The files with the name of a segment and without content: a process ended before it had written the head.
+    /// The segments without a block, and without a valid head of theirs: a process ended before it had written that.
     pub(super) empty: Vec<PathBuf>,
     /// The files that are ready to become segments.
     pub(super) spare: Vec<PathBuf>,
@@ -89,10 +89,18 @@ impl Folder {
             let Ok(number) = number.parse::<u32>() else { continue };
             match SegmentHead::decode(&Folder::read_at_most(&file.path(), HEAD_LENGTH)?) {
                 Some(head) if head.number == number => found.segments.push((head, file.path())),
-                _ if has_block(number, &Folder::read(&file.path())?) => {
-                    found.headless.push((number, file.path()));
+                _ => {
+                    let bytes = Folder::read(&file.path())?;
+                    let mut has_block = false;
+                    scan(number, &bytes, 0, |_, _| has_block = true);
+                    if has_block {
+                        found.headless.push((number, file.path()));
+                    } else if bytes.starts_with(MAGIC) || bytes.iter().all(|byte| *byte == 0) {
+                        found.empty.push(file.path());
+                    } else {
+                        return Err(JournalError::NoSegment { path: file.path() });
+                    }
                 }
-                _ => found.empty.push(file.path()),
             }
         }
         found.segments.sort_by_key(|(head, _)| head.number);
@@ -146,11 +154,6 @@ impl Folder {
     pub(super) fn sync(&self) -> io::Result<()> {
         File::open(&self.path)?.sync_all()
     }
-}
-
-/// Returns whether the first block of a segment is valid.
-fn has_block(number: u32, segment: &[u8]) -> bool {
-    segment.get(HEAD_LENGTH..).is_some_and(|blocks| block_at(number, blocks).is_some())
 }
 
 /// Makes room for a segment.

@@ -4,7 +4,6 @@
 //! told of. Elsewhere, or if a valid block follows, it is damage: it is reported with its place, and all other blocks are
 //! kept.
 
-use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -14,7 +13,7 @@ use super::JournalError;
 use super::folder::{Folder, Found};
 use super::records::read;
 use super::recovery::{Replay, stamp_of};
-use super::segment::{Block, BlockHead, HEAD_LENGTH, SegmentHead, block_at};
+use super::segment::{BlockHead, HEAD_LENGTH, SegmentHead, scan};
 use crate::core::Moment;
 use crate::memory::wheel::MemoryWheel;
 
@@ -38,35 +37,6 @@ pub(super) struct Log {
     /// The length of the last segment up to the end of its last valid block.
     length: u64,
     pub(super) damages: Vec<Damage>,
-}
-
-/// Finds the valid blocks in the bytes of a segment. `known` is the length that the next segment knows, or 0. Returns the
-/// damaged parts, and the length up to the end of the last valid block.
-fn scan<'a>(
-    number: u32,
-    bytes: &'a [u8],
-    known: usize,
-    mut on_block: impl FnMut(usize, Block<'a>),
-) -> (Vec<Range<usize>>, u64) {
-    let (mut damages, mut at) = (Vec::new(), HEAD_LENGTH);
-    loop {
-        if let Some(block) = block_at(number, &bytes[at.min(bytes.len())..]) {
-            on_block(at, block);
-            at += block.length();
-            continue;
-        }
-        let valid = |at: &usize| block_at(number, &bytes[*at..]).is_some();
-        // Behind the last write are zeros, or blocks of an earlier use of the file.
-        let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
-        let follows = (at + 1..used).find(valid);
-        if follows.is_some() || at < known {
-            damages.push(at..follows.unwrap_or(known));
-        }
-        match follows {
-            Some(next) => at = next,
-            None => return (damages, at as u64),
-        }
-    }
 }
 
 impl Log {

@@ -72,6 +72,15 @@ pub enum JournalError {
         /// The folder.
         path: PathBuf,
     },
+    /// A file has the name of a segment, and another content.
+    #[error(
+        "{path} is no segment of a journal of this version: move it away, start the version that wrote it, or name another \
+         folder with --journal"
+    )]
+    NoSegment {
+        /// The file.
+        path: PathBuf,
+    },
     /// The journal was written by a ring of other dimensions.
     #[error(
         "{path} was written by a ring of {} slots and {}ms ticks, and this one has {} slots and {}ms ticks: start with \

@@ -8,6 +8,7 @@
 //! Numbers are little-endian. The checksum of a block covers the number of the segment, the rest of its head and its
 //! records. So blocks of an earlier use of a recycled file are not valid.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use crc32fast::Hasher;
@@ -15,7 +16,7 @@ use crc32fast::Hasher;
 use crate::core::{Tick, Wheel};
 
 /// The first bytes of a segment. The digit is the version of the layout.
-const MAGIC: &[u8; 16] = b"ackwheel log   1";
+pub(super) const MAGIC: &[u8; 16] = b"ackwheel log   1";
 
 /// The length of the head of a segment.
 pub(super) const HEAD_LENGTH: usize = 16 + 4 + 2 + 4 + 8 + 8 + 8 + 4;
@@ -129,5 +130,34 @@ pub(super) fn block_at(segment: u32, bytes: &[u8]) -> Option<Block<'_>> {
 impl Block<'_> {
     pub(super) fn length(&self) -> usize {
         BLOCK_HEAD_LENGTH + self.records.len()
+    }
+}
+
+/// Finds the valid blocks in the bytes of a segment. `known` is the length that the next segment knows, or 0. Returns the
+/// damaged parts, and the length up to the end of the last valid block.
+pub(super) fn scan<'a>(
+    number: u32,
+    bytes: &'a [u8],
+    known: usize,
+    mut on_block: impl FnMut(usize, Block<'a>),
+) -> (Vec<Range<usize>>, u64) {
+    let (mut damages, mut at) = (Vec::new(), HEAD_LENGTH);
+    loop {
+        if let Some(block) = block_at(number, &bytes[at.min(bytes.len())..]) {
+            on_block(at, block);
+            at += block.length();
+            continue;
+        }
+        let valid = |at: &usize| block_at(number, &bytes[*at..]).is_some();
+        // Behind the last write are zeros, or blocks of an earlier use of the file.
+        let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+        let follows = (at + 1..used).find(valid);
+        if follows.is_some() || at < known {
+            damages.push(at..follows.unwrap_or(known));
+        }
+        match follows {
+            Some(next) => at = next,
+            None => return (damages, at as u64),
+        }
     }
 }
