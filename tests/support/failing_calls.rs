@@ -10,9 +10,10 @@ use super::process::Process;
 use super::skipped::skip;
 
 /// Calls that fail until this is dropped.
-#[derive(Debug)]
 pub struct FailingCalls {
     strace: Process,
+    /// Open, because strace ends if it cannot write there.
+    _messages: Box<dyn BufRead + Send>,
 }
 
 impl FailingCalls {
@@ -24,12 +25,13 @@ impl FailingCalls {
         command.args(["--follow-forks", "--output=/dev/null", "-e", &inject, "--attach", &process.to_string()]);
         let mut strace = Process::spawn(command.stdin(Stdio::null()).stderr(Stdio::piped()));
         let mut said = String::new();
-        BufReader::new(strace.stderr()).read_line(&mut said).expect("strace says how it went");
+        let mut messages = Box::new(BufReader::new(strace.stderr()));
+        messages.read_line(&mut said).expect("strace says how it went");
         if !said.contains("attached") {
             skip(&format!("failing system calls: {}", said.trim()));
             return None;
         }
-        Some(FailingCalls { strace })
+        Some(FailingCalls { strace, _messages: messages })
     }
 }
 
