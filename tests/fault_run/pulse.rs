@@ -47,10 +47,11 @@ impl Pulse {
     }
 }
 
-/// The times in which a sidecar got no answer from a Redis, by its log.
+/// The times around the beginning and the end of each silence of a Redis, by the log of a sidecar.
 pub fn silences_of_redis(log: &str) -> Vec<Stall> {
-    let silence = |ended: Instant| Some((ended.checked_sub(Duration::from_secs(1))?, ended));
-    times_of(log, "cause=no answer within ").filter_map(silence).collect()
+    let silence = |seen: Instant| Some((seen.checked_sub(Duration::from_secs(1))?, seen));
+    let seen = |words| times_of(log, words).filter_map(silence);
+    seen("no answer within ").chain(seen("the store answers again")).collect()
 }
 
 /// The times at which a sidecar found that Redis had lost writes, by its log, each with the time before in which a replica
