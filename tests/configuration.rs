@@ -99,8 +99,7 @@ fn beyond_loopback_a_token_is_needed_or_a_word_that_none_is() {
 
     let mut command = program(&["serve", "--insecure", "--listen", "0.0.0.0:0", "--admin", "0.0.0.0:0"]);
     let sidecar = Sidecar::spawn(&mut command);
-    let log = sidecar.log().text();
-    assert_names(&log, &["WARN", "--insecure", "anyone", "--admin 0.0.0.0:0"]);
+    sidecar.log().assert_names(&["WARN", "--insecure", "anyone", "--admin 0.0.0.0:0"]);
 }
 
 #[test]
@@ -328,8 +327,7 @@ fn a_variable_that_is_nearly_a_setting_is_named_and_what_kubernetes_sets_is_not(
 #[test]
 fn the_log_can_be_json_and_says_where_it_listens() {
     let sidecar = Sidecar::start(&[]);
-    let log = sidecar.log().text();
-    assert_names(&log, &[&format!("listen={}", sidecar.listen), &format!("admin={}", sidecar.admin)]);
+    sidecar.log().assert_names(&[&format!("listen={}", sidecar.listen), &format!("admin={}", sidecar.admin)]);
     assert!(sidecar.listen.port() > 0 && sidecar.admin.port() > 0, "port 0 takes a free one");
 
     let mut command =

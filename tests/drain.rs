@@ -143,7 +143,7 @@ fn sigint_and_sighup_drain_too() {
         let mut sidecar = started_with("--default-signal=HUP", &[]);
         sidecar.signal(signal);
         assert_eq!(sidecar.exit().code(), Some(0));
-        assert_names(&sidecar.log().text(), &[name, "drained"]);
+        sidecar.log().assert_names(&[name, "drained"]);
     }
 }
 
@@ -184,7 +184,7 @@ fn a_second_signal_ends_at_once() {
     let again = Instant::now();
     sidecar.signal(Signal::TERM);
     assert_eq!(sidecar.exit().code(), Some(1));
-    assert_names(&sidecar.log().text(), &["SIGTERM ended the drain"]);
+    sidecar.log().assert_names(&["SIGTERM ended the drain"]);
     assert!(again.elapsed() < Duration::from_secs(3), "took {:?}", again.elapsed());
 }
 

@@ -47,13 +47,13 @@ fn messages_and_their_deadlines_survive_a_restart_and_a_kill() {
             sidecar.kill();
         } else {
             sidecar.terminate();
-            assert_names(&sidecar.log().text(), &["4 messages in flight are kept"]);
+            sidecar.log().assert_names(&["4 messages in flight are kept"]);
         }
         let ended = Instant::now();
 
         let begun = Instant::now();
         let sidecar = start(&journal, &[]);
-        assert_names(&sidecar.log().text(), &["taken over", "messages=4"]);
+        sidecar.log().assert_names(&["taken over", "messages=4"]);
         let status = sidecar.status();
         assert_eq!(status.rings[0].in_flight, 4);
         assert!((pointer..=first).contains(&status.rings[0].pointer.0), "the wheel goes on where it stood");
@@ -173,7 +173,7 @@ fn nothing_is_decided_once_nobody_is_heard_any_more() {
     sleep_until(expired_at.checked_sub(Duration::from_millis(900)).unwrap());
     let took = sidecar.terminate();
     assert!(Instant::now() > expired_at, "the decision was due while it ended, which took {took:?}");
-    assert_names(&sidecar.log().text(), &["100 messages in flight are kept"]);
+    sidecar.log().assert_names(&["100 messages in flight are kept"]);
     drop(silent);
     let sidecar = start(&journal, &["--tick", "1s"]);
     assert_eq!(sidecar.connect().ask(&frames::del(&ids)).outcomes(), [ACKED; 100]);
@@ -220,7 +220,7 @@ fn damage_is_reported_with_its_place_and_costs_only_what_is_in_it() {
     bytes[2_000] ^= 0x40;
     fs::write(&segment, bytes).unwrap();
     let sidecar = start(&journal, &[]);
-    assert_names(&sidecar.log().text(), &["ERROR", "damaged", "log-00000001", "offset=", "bytes=", "messages=49"]);
+    sidecar.log().assert_names(&["ERROR", "damaged", "log-00000001", "offset=", "bytes=", "messages=49"]);
     assert_eq!(sidecar.metrics().count("journal_damaged"), 1);
     let ids: Vec<u64> = (1..=50).collect();
     let frame = sidecar.connect().ask(&frames::del(&ids));
@@ -291,7 +291,7 @@ fn a_segment_whose_beginning_is_lost_keeps_the_rest() {
     bytes[..1_000].fill(0);
     fs::write(&segment, bytes).unwrap();
     let sidecar = start(&journal, &[]);
-    assert_names(&sidecar.log().text(), &["ERROR", "damaged", "log-00000001"]);
+    sidecar.log().assert_names(&["ERROR", "damaged", "log-00000001"]);
     let ids: Vec<u64> = (1..=50).collect();
     let frame = sidecar.connect().ask(&frames::del(&ids));
     let kept: Vec<u8> = frame.outcomes().iter().copied().filter(|outcome| *outcome == ACKED).collect();

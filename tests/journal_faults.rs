@@ -111,7 +111,7 @@ fn outlives(calls: &str, error: &str, flags: &[&str]) {
     assert_eq!(connection.ask(&frames::ping(b"on")).body, b"on");
     let metrics = sidecar.metrics();
     assert!(metrics.count("journal_refusing") == 1 && metrics.count("journal_errors_total") > 0, "{error}");
-    assert_names(&sidecar.log().text(), &["the journal could not be written"]);
+    sidecar.log().assert_names(&["the journal could not be written"]);
     drop(failing);
     wait_until("adds are accepted again", || !is_refused(&mut connection, 5_000));
     assert_eq!(sidecar.metrics().count("journal_refusing"), 0);

@@ -264,7 +264,7 @@ fn a_panic_in_the_task_of_a_connection_ends_that_connection_alone() {
     assert_eq!(sidecar.connect().ask(&frames::del(&[ARMING])).outcomes(), [frames::ACKED], "it was not done");
     assert_eq!(sidecar.get("/livez").0, 200);
     wait_until("the other connection is alone", || sidecar.metrics().connections() == 1);
-    let log = sidecar.log().text();
+    let log = sidecar.log().assert_names(&[TEXT]);
     let lines: Vec<&str> = log.lines().filter(|line| line.contains(TEXT)).collect();
     assert_eq!(lines.len(), 1, "{log}");
     assert_names(lines[0], &["ERROR", "a panic ended this connection, and no other", "peer=127.0.0.1:", ".rs:"]);

@@ -49,6 +49,6 @@ fn a_setting_of_redis_that_becomes_unwise_is_reported_within_a_minute() {
     assert!(!sidecar.log().text().contains("may evict keys"));
     redis.command::<()>(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
     std::thread::sleep(Duration::from_secs(62));
-    let text = sidecar.log().text();
+    let text = sidecar.log().assert_names(&["may evict keys"]);
     assert_eq!(text.matches("may evict keys").count(), 1, "{text}");
 }

@@ -10,7 +10,7 @@ use crate::support::process::assert_names;
 use crate::support::raw::Raw;
 use crate::support::redis::{Redis, ask};
 use crate::support::sidecar::Sidecar;
-use crate::support::{PATIENCE, SLACK, sleep_until, wait_until};
+use crate::support::{PATIENCE, SLACK, sleep_until, wait_for, wait_until};
 
 const STORE_AWAY: u16 = 66;
 const STORE_SILENT: u16 = 67;
@@ -103,8 +103,9 @@ fn acks_sent_while_redis_stalls_count() {
     assert_eq!([&a, &b].map(|sidecar| sidecar.metrics().count("held_acks")), [0, 0]);
     let shifted = shifted_ticks() - shifted_before;
     assert!((5..=15).contains(&shifted), "6 s without Redis, and the grace, are counted as {shifted} ticks");
-    let waited = [&a, &b].iter().find_map(|sidecar| shifted_after_outage(&sidecar.log().text()));
-    let waited = waited.expect("a person is told");
+    let waited = wait_for("a person is told", || {
+        [&a, &b].iter().find_map(|sidecar| shifted_after_outage(&sidecar.log().text()))
+    });
     assert!(
         (1.9..12.0).contains(&waited),
         "the pointer moved {waited} s after Redis was back: Acks are held elsewhere"
@@ -423,7 +424,7 @@ fn a_sidecar_that_starts_while_redis_loads_its_file_waits_for_it() {
             redis.try_command::<String>(&["GET", "key:1"]).is_err_and(|error| error.to_string().contains("oading"))
         });
         let sidecar = Sidecar::on(&redis, "only", &[]);
-        assert_names(&sidecar.log().text(), &["WARN", "does not serve yet", "oading"]);
+        sidecar.log().assert_names(&["WARN", "does not serve yet", "oading"]);
         sidecar.connect().ask(&frames::add(&[1], 15, 1)).added();
     });
 }

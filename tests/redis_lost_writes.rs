@@ -6,7 +6,6 @@ use std::thread;
 
 use crate::redis_faults::take_until;
 use crate::support::frames::{self, ACKED, WITHDRAWN, u32_at};
-use crate::support::process::assert_names;
 use crate::support::redis::Redis;
 use crate::support::sidecar::Sidecar;
 use crate::support::wait_until;
@@ -111,8 +110,9 @@ fn acks_that_redis_answered_and_lost_are_applied_again() {
     assert_eq!(metrics.count("redis_lost_messages_total{kind=\"added\"}"), 100);
     assert_eq!(metrics.count("redis_reapplied_acks_total"), 4_500);
     assert!(metrics.count("redis_lost_writes_total") > 0);
-    let log = sidecar.log().text();
-    assert_names(&log, &["Redis has lost writes that it had answered", "added=100 acked=4500 reapplied=4500"]);
+    sidecar
+        .log()
+        .assert_names(&["Redis has lost writes that it had answered", "added=100 acked=4500 reapplied=4500"]);
     assert_eq!(redis.command::<i64>(&["HGET", "{ackwheel:0}:meta", "in_flight"]), 0);
 }
 

@@ -146,7 +146,7 @@ fn a_password_that_redis_asks_for_later_is_reported_and_counted() {
     ask::<()>(&mut own, &["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).unwrap();
     let forbidden = || sidecar.metrics().count("redis_errors_total{kind=\"forbidden\"}");
     wait_until("it was tried", || forbidden() > 0);
-    assert_names(&sidecar.log().text(), &["NOAUTH", "check user and password"]);
+    sidecar.log().assert_names(&["NOAUTH", "check user and password"]);
     ask::<()>(&mut own, &["CONFIG", "SET", "requirepass", ""]).unwrap();
     sidecar.wait_until_ready();
 }

@@ -70,7 +70,7 @@ fn a_stalled_primary_is_replaced_and_nothing_is_lost() {
 fn a_failover_that_somebody_asks_for_is_followed() {
     let watched = Watched::start();
     let sidecar = sidecar(&watched.store(), "only", &["--tick", "200ms"]);
-    assert_names(&sidecar.log().text(), &["min-replicas-to-write 1"]);
+    sidecar.log().assert_names(&["min-replicas-to-write 1"]);
     let ids: Vec<u64> = (0..20).collect();
     sidecar.connect().ask(&frames::add(&ids, 15, 1)).added();
     wait_until("the replica has them", || messages(&watched.replica) == 20);
@@ -94,7 +94,7 @@ fn a_primary_that_was_replaced_is_left_though_it_still_answers() {
     let moved = format!("redis=127.0.0.1:{}", new.port);
     sidecar.log().line(&moved).unwrap_or_else(|| panic!("{}", sidecar.log().text()));
     let another = format!("127.0.0.1:{} has replaced 127.0.0.1:{} as the primary", new.port, old.port);
-    assert_names(&sidecar.log().text(), &[&another]);
+    sidecar.log().assert_names(&[&another]);
     sidecar.wait_until_ready();
     sidecar.connect().ask(&frames::add(&[1, 2, 3], 15, 1)).added();
     assert_eq!((messages(&new), messages(&old), is_replica(&old)), (3, 0, false));
@@ -173,7 +173,7 @@ fn without_a_majority_of_the_sentinels_nothing_times_out_and_all_else_goes_on() 
     let sidecar_on = |name: &str, more: &[&str]| sidecar(&store, name, &[&PATIENT[..], more].concat());
     let careful = sidecar_on("careful", &["--namespace", "careful"]);
     let daring = sidecar_on("daring", &["--namespace", "daring", "--expire-without-majority"]);
-    assert_names(&daring.log().text(), &["--expire-without-majority is on"]);
+    daring.log().assert_names(&["--expire-without-majority is on"]);
     let mut subscriber = careful.connect().subscribed("default");
     watched.sentinels[1..].iter().for_each(Sentinel::stop);
     wait_until("it waits", || careful.status().rings[0].waits.is_some());
@@ -189,7 +189,7 @@ fn without_a_majority_of_the_sentinels_nothing_times_out_and_all_else_goes_on() 
     assert!(subscriber.batches_so_far().is_empty());
     watched.sentinels[1].go_on();
     assert_eq!(take_until(&mut subscriber, &[1, 2]), [1, 2]);
-    assert_names(&careful.log().text(), &["no tick expires", "a majority confirms the primary again"]);
+    careful.log().assert_names(&["no tick expires", "a majority confirms the primary again"]);
 }
 
 #[test]

@@ -248,6 +248,22 @@ impl Log {
         })
     }
 
+    /// Asserts that all these words come to be in the log, and returns its lines so far.
+    #[track_caller]
+    pub fn assert_names(&self, words: &[&str]) -> String {
+        let missing = |state: &LogState| {
+            let said = |word: &&&str| state.lines.iter().any(|line| line.contains(**word));
+            words.iter().find(|word| !said(word)).copied()
+        };
+        let missed = self.wait(&words.join(", "), |state| match missing(state) {
+            Some(_) if !state.ended => None,
+            missed => Some(missed),
+        });
+        let text = self.text();
+        assert!(missed.is_none(), "{missed:?} is missing in: {text}");
+        text
+    }
+
     /// Waits until something is in the log.
     fn wait<T>(&self, what: &str, found: impl Fn(&LogState) -> Option<T>) -> T {
         let (state, changed) = &*self.shared;
