@@ -1,5 +1,8 @@
 //! Builds a sidecar from its configuration, and runs it. The command `ackwheel serve`, tests and examples use this
 //! module.
+//!
+//! What starts and drains a sidecar returns a boxed future, so that it is compiled here, once, and not in each program
+//! that awaits it.
 
 mod drain;
 
@@ -9,7 +12,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::OptionFuture;
+use futures_util::future::{BoxFuture, OptionFuture};
 use rustix::system::uname;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
@@ -62,8 +65,8 @@ impl Sidecar {
     ///
     /// If an address cannot be listened on, if the store cannot be opened, or if the system has no thread or no file
     /// descriptor left.
-    pub async fn start(config: Config) -> Result<Sidecar, StartError> {
-        Sidecar::start_with(config, open_store).await
+    pub fn start(config: Config) -> BoxFuture<'static, Result<Sidecar, StartError>> {
+        Box::pin(Sidecar::start_with(config, None))
     }
 
     /// Like [`Sidecar::start`], but uses `store` instead of the store that the configuration names.
@@ -71,14 +74,11 @@ impl Sidecar {
     /// # Errors
     ///
     /// If an address cannot be listened on, or if the system has no thread or no file descriptor left.
-    pub async fn start_on(config: Config, store: Arc<dyn Store>) -> Result<Sidecar, StartError> {
-        Sidecar::start_with(config, async |_, _, _, _| Ok(store)).await
+    pub fn start_on(config: Config, store: Arc<dyn Store>) -> BoxFuture<'static, Result<Sidecar, StartError>> {
+        Box::pin(Sidecar::start_with(config, Some(store)))
     }
 
-    async fn start_with(
-        mut config: Config,
-        open: impl AsyncFnOnce(&Config, &str, &Arc<Clock>, &Arc<Metrics>) -> Result<Arc<dyn Store>, StartError>,
-    ) -> Result<Sidecar, StartError> {
+    async fn start_with(mut config: Config, store: Option<Arc<dyn Store>>) -> Result<Sidecar, StartError> {
         let (listeners, address, resp_address) = open_listeners(&config).await?;
         let (admin_listener, admin_address) = listen("--admin", config.admin).await?;
         let start_thread = |name| RuntimeThread::start(name).map_err(StartError::Thread);
@@ -103,7 +103,10 @@ impl Sidecar {
         if config.redis.is_some() {
             info!(listen = %address, admin = %admin_address, "opening the store");
         }
-        let store = open(&config, &name, &clock, &metrics).await?;
+        let store = match store {
+            Some(store) => store,
+            None => open_store(&config, &name, &clock, &metrics).await?,
+        };
         // Opening the store may have taken long. Without this beat of the clock, the ticker would take that time for a
         // stall of the process.
         clock.beat();

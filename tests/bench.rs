@@ -368,7 +368,7 @@ fn every_wrong_answer_is_noticed() {
         ),
     ];
     for (change, words) in wheel {
-        let report = bench::run(&changed(&sidecar, change), |_| {}).expect("a report");
+        let report = bench::run(&changed(&sidecar, change), &|_| {}).expect("a report");
         assert!(report.errors > 0, "{report:?}");
         assert_names(&report.error_texts.join("\n"), &[words]);
     }
@@ -378,7 +378,7 @@ fn every_wrong_answer_is_noticed() {
         }
     };
     let options = BenchOptions { op: Op::Ping, ..changed(&sidecar, pong) };
-    let report = bench::run(&options, |_| {}).expect("a report");
+    let report = bench::run(&options, &|_| {}).expect("a report");
     assert!(report.errors > 0, "{report:?}");
     assert_names(&report.error_texts.join("\n"), &["a Ping was answered with an unexpected pong"]);
 }
@@ -391,7 +391,7 @@ fn a_timeout_that_is_lost_or_comes_twice_is_noticed() {
     let sidecar = Sidecar::start(&["--slots", "2", "--tick", "100ms"]);
     let run = |change| {
         let options = BenchOptions { acked: 0.5, rate: Some(2_000), ..changed(&sidecar, change) };
-        bench::run(&options, |_| {}).expect("a report")
+        bench::run(&options, &|_| {}).expect("a report")
     };
     let report = run(|frame| {
         if frame[OF_TYPE] == 0x21 {
@@ -418,7 +418,7 @@ fn a_lost_connection_ends_the_load() {
             frame[..4].copy_from_slice(&3_u32.to_be_bytes());
         }
     };
-    let error = bench::run(&changed(&sidecar, change), |_| {}).expect_err("no frame has this length");
+    let error = bench::run(&changed(&sidecar, change), &|_| {}).expect_err("no frame has this length");
     assert!(matches!(error, BenchError::Connection(_)), "{error:?}");
     assert_names(&error.to_string(), &["length is 3"]);
 }

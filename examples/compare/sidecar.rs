@@ -92,7 +92,7 @@ impl Sidecar {
 ///
 /// When the load cannot be, or any answer was wrong.
 pub fn run(options: &BenchOptions) -> anyhow::Result<bench::Report> {
-    let report = bench::run(options, |_| ())?;
+    let report = bench::run(options, &|_| ())?;
     ensure!(report.errors == 0, "{} wrong answers, as {}", report.errors, report.error_texts.join("; "));
     Ok(report)
 }

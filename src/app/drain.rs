@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use futures_util::future::join_all;
+use futures_util::future::{BoxFuture, join_all};
 use tracing::{Instrument, error, info, warn};
 
 use super::{Sidecar, span_of};
@@ -37,7 +37,11 @@ impl Sidecar {
     ///
     /// If messages in flight or batches are lost, or if the store could not save its state. All other steps of the drain
     /// are done even then.
-    pub async fn drain(self) -> Result<(), Refusal> {
+    pub fn drain(self) -> BoxFuture<'static, Result<(), Refusal>> {
+        Box::pin(self.drain_and_end())
+    }
+
+    async fn drain_and_end(self) -> Result<(), Refusal> {
         let Sidecar { health, shared, server, mut tickers, mut tasks, drain_timeout, _threads, .. } = self;
         let begun = shared.clock.now();
         let deadline = begun + drain_timeout;

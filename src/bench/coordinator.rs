@@ -28,7 +28,7 @@ pub(super) struct Coordinator<'a> {
     pub(super) shared: Arc<LoadState>,
     pub(super) phases: &'a watch::Sender<Phase>,
     pub(super) arrived: mpsc::UnboundedReceiver<Arrival>,
-    pub(super) progress: &'a (dyn Fn(Progress) + Send + Sync),
+    pub(super) progress: &'a (dyn Fn(Progress) + Sync),
     /// The counters of the connections that have finished the current phase.
     pub(super) counters_of: Vec<Counters>,
     /// The number of answered frames at the last report of progress, and the time of this report.

@@ -21,7 +21,7 @@
 //! use ackwheel::bench::{self, BenchOptions};
 //!
 //! let options = BenchOptions { address: "127.0.0.1:7415".parse()?, seconds: 3.0, ..BenchOptions::default() };
-//! let report = bench::run(&options, |_| {})?;
+//! let report = bench::run(&options, &|_| {})?;
 //! println!("{:.0} frames/s, {} errors", report.frames_per_second, report.errors);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

@@ -20,7 +20,7 @@ use crate::client;
 /// # Errors
 ///
 /// Fails if the options are not possible, or if a connection cannot be opened or is lost.
-pub fn run(options: &BenchOptions, progress: impl Fn(Progress) + Send + Sync) -> Result<Report, BenchError> {
+pub fn run(options: &BenchOptions, progress: &(dyn Fn(Progress) + Sync)) -> Result<Report, BenchError> {
     options.check().map_err(BenchError::Options)?;
     let name = concat!("ackwheel-bench/", env!("CARGO_PKG_VERSION"));
     let options = BenchOptions {
@@ -44,7 +44,7 @@ pub fn run(options: &BenchOptions, progress: impl Fn(Progress) + Send + Sync) ->
                 thread.spawn_scoped(scope, || finish(runtime, work))?;
             }
             let shared = Arc::clone(&shared);
-            let (phases, progress, counters_of, reported) = (&phases, &progress, Vec::new(), (0, 0));
+            let (phases, counters_of, reported) = (&phases, Vec::new(), (0, 0));
             let coordinator = Coordinator { shared, phases, arrived, progress, counters_of, reported };
             // The coordinator needs its own thread, because the caller's thread may belong to a runtime, where
             // `block_on` panics.

@@ -58,7 +58,7 @@ impl Bench {
             )));
         }
         let bar = bar();
-        let report = bench::run(&options, |progress| show(&bar, progress));
+        let report = bench::run(&options, &|progress| show(&bar, progress));
         bar.finish_and_clear();
         let report = report.map_err(|error| match error {
             BenchError::Options(text) => Failure::Usage(text),

@@ -185,7 +185,7 @@ fn name_right_flag(error: &mut clap::Error) {
 }
 
 /// Runs the verb and returns the exit code of the process. For the verb `serve`, calls the function `serve`.
-pub fn run(cli: Cli, serve: impl FnOnce(Serve) -> Result<(), Failure>) -> ExitCode {
+pub fn run(cli: Cli, serve: fn(Serve) -> Result<(), Failure>) -> ExitCode {
     let file = if let Verb::Serve(arguments) = &cli.verb { arguments.config.clone() } else { None };
     let outcome = match cli.verb {
         Verb::Serve(arguments) => serve(*arguments),
