@@ -1,8 +1,8 @@
 //! Builds a sidecar from its configuration, and runs it. The command `ackwheel serve`, tests and examples use this
 //! module.
 //!
-//! What starts and drains a sidecar returns a boxed future, so that it is compiled here, once, and not in each program
-//! that awaits it.
+//! Start and drain return boxed futures, so that their code is compiled here, once, and not in each program that awaits
+//! them.
 
 mod drain;
 
