@@ -2,11 +2,11 @@
 //!
 //! ```text
 //! head:   magic 16, segment u32, slots u16, tick_ms u32, epoch u64, pointer u64, previous_length u64, crc u32
-//! block:  length u32, crc u32, checkpoint u32, lived_ms u64, unix_ms u64, records
+//! block:  length u32, checkpoint u32, lived_ms u64, unix_ms u64, crc of the records u32, crc of the head u32, records
 //! ```
 //!
-//! Numbers are little-endian. The checksum of a block covers the number of the segment, the rest of its head and its
-//! records. So blocks of an earlier use of a recycled file are not valid.
+//! Numbers are little-endian. The checksum of the head of a block covers the number of the segment too. So blocks of an
+//! earlier use of a recycled file are not valid, and a search through what such a use left behind reads no records.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub(super) const MAGIC: &[u8; 16] = b"ackwheel log   1";
 pub(super) const HEAD_LENGTH: usize = 16 + 4 + 2 + 4 + 8 + 8 + 8 + 4;
 
 /// The length of the head of a block.
-pub(super) const BLOCK_HEAD_LENGTH: usize = 4 + 4 + 4 + 8 + 8;
+pub(super) const BLOCK_HEAD_LENGTH: usize = 4 + 4 + 8 + 8 + 4 + 4;
 
 /// The head of a segment.
 #[derive(Clone, Debug, PartialEq)]
@@ -85,20 +85,21 @@ impl BlockHead {
     /// Fills in the first [`BLOCK_HEAD_LENGTH`] bytes of a block, whose records follow them.
     pub(super) fn fill_in(self, segment: u32, block: &mut [u8]) {
         let length = u32::try_from(block.len() - BLOCK_HEAD_LENGTH).expect("a block is far shorter than 4 GiB");
+        let records = crc32fast::hash(&block[BLOCK_HEAD_LENGTH..]);
         block[..4].copy_from_slice(&length.to_le_bytes());
-        block[8..12].copy_from_slice(&self.checkpoint.to_le_bytes());
-        block[12..20].copy_from_slice(&self.lived_ms.to_le_bytes());
-        block[20..28].copy_from_slice(&self.unix_ms.to_le_bytes());
-        let crc = checksum(segment, block);
-        block[4..8].copy_from_slice(&crc.to_le_bytes());
+        block[4..8].copy_from_slice(&self.checkpoint.to_le_bytes());
+        block[8..16].copy_from_slice(&self.lived_ms.to_le_bytes());
+        block[16..24].copy_from_slice(&self.unix_ms.to_le_bytes());
+        block[24..28].copy_from_slice(&records.to_le_bytes());
+        let head = head_checksum(segment, block);
+        block[28..32].copy_from_slice(&head.to_le_bytes());
     }
 }
 
-fn checksum(segment: u32, block: &[u8]) -> u32 {
+fn head_checksum(segment: u32, block: &[u8]) -> u32 {
     let mut crc = Hasher::new();
     crc.update(&segment.to_le_bytes());
-    crc.update(&block[..4]);
-    crc.update(&block[8..]);
+    crc.update(&block[..BLOCK_HEAD_LENGTH - 4]);
     crc.finalize()
 }
 
@@ -115,16 +116,16 @@ pub(super) fn block_at(segment: u32, bytes: &[u8]) -> Option<Block<'_>> {
     let u32_at = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
     let u64_at = |at: usize| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
     let length = u32_at(0) as usize;
-    // Before the checksum, which takes time: a block is not empty, and its checkpoint is in this segment or before it.
-    if length == 0 || u32_at(8) == 0 || u32_at(8) > segment {
+    // A block is not empty. So zeros are no block, and need no checksum.
+    if length == 0 || head_checksum(segment, head) != u32_at(28) {
         return None;
     }
-    let block = bytes.get(..BLOCK_HEAD_LENGTH + length)?;
-    if checksum(segment, block) != u32_at(4) {
+    let records = bytes.get(BLOCK_HEAD_LENGTH..BLOCK_HEAD_LENGTH + length)?;
+    if crc32fast::hash(records) != u32_at(24) {
         return None;
     }
-    let head = BlockHead { checkpoint: u32_at(8), lived_ms: u64_at(12), unix_ms: u64_at(20) };
-    Some(Block { head, records: &block[BLOCK_HEAD_LENGTH..] })
+    let head = BlockHead { checkpoint: u32_at(4), lived_ms: u64_at(8), unix_ms: u64_at(16) };
+    Some(Block { head, records })
 }
 
 impl Block<'_> {
