@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
+use rustix::process::Signal;
 
 use crate::journal::{folder, refused, start};
 use crate::support::disk::Disk;
@@ -91,6 +92,50 @@ fn a_full_disk_refuses_adds_and_counts_acks_until_there_is_room() {
     );
 }
 
+#[test]
+fn a_sidecar_that_is_killed_on_a_full_disk_starts_again_and_counts_acks() {
+    let Some(disk) = Disk::mount_of("160M") else { return };
+    let (journal, ballast) = (disk.path().join("journal"), disk.path().join("ballast"));
+    let mut sidecar = start(&journal, &["--tick", "2s"]);
+    sidecar.connect().ask(&frames::add(&(1..=10).collect::<Vec<_>>(), 15, 1)).added();
+    for id in 1..=4 {
+        let filled =
+            Command::new("dd").args(["if=/dev/zero", "bs=1M"]).arg(format!("of={}", ballast.display())).output();
+        assert!(!filled.unwrap().status.success(), "the disk is full");
+        sidecar.kill();
+        sidecar = start(&journal, &["--tick", "2s"]);
+        assert_eq!(sidecar.connect().ask(&frames::del(&[id])).outcomes(), [ACKED], "kill {id}");
+    }
+    assert_eq!(sidecar.metrics().count("journal_refusing"), 1);
+    fs::remove_file(&ballast).unwrap();
+    let mut connection = sidecar.connect();
+    wait_until("adds are accepted again", || !is_refused(&mut connection, 11));
+    sidecar.kill();
+    let sidecar = start(&journal, &["--tick", "2s"]);
+    assert_eq!(sidecar.connect().ask(&frames::del(&[4, 5, 10, 11])).outcomes(), [UNKNOWN, ACKED, ACKED, ACKED]);
+}
+
+#[test]
+fn a_drain_while_the_disk_is_slow_keeps_what_is_in_flight() {
+    let Some(disk) = Disk::mount() else { return };
+    let journal = disk.path().join("journal");
+    let mut sidecar = start(&journal, &["--tick", "2s"]);
+    let mut connection = sidecar.connect();
+    connection.ask(&frames::add(&[1, 2], 15, 1)).added();
+    let (frozen, frozen_at) = (disk.frozen(), Instant::now());
+    let _unanswered = connection.request(&frames::del(&[1]));
+    let mut others = sidecar.connect();
+    sleep_until(frozen_at + Duration::from_millis(700));
+    assert!(is_refused(&mut others, 3), "the disk has not answered for half a second");
+    sidecar.signal(Signal::TERM);
+    wait_until("it drains", || sidecar.get("/readyz").0 == 503);
+    drop(frozen);
+    assert_eq!(sidecar.exit().code(), Some(0));
+    sidecar.log().assert_names(&["1 messages in flight are kept"]);
+    let sidecar = start(&journal, &["--tick", "2s"]);
+    assert_eq!(sidecar.connect().ask(&frames::del(&[1, 2])).outcomes(), [UNKNOWN, ACKED]);
+}
+
 /// Has system calls of the journal fail with an error. Adds must be refused, Acks must count, and once the calls succeed
 /// again, everything is as before without a restart.
 fn outlives(calls: &str, error: &str, flags: &[&str]) {
@@ -112,6 +157,10 @@ fn outlives(calls: &str, error: &str, flags: &[&str]) {
     let metrics = sidecar.metrics();
     assert!(metrics.count("journal_refusing") == 1 && metrics.count("journal_errors_total") > 0, "{error}");
     sidecar.log().assert_names(&["the journal could not be written"]);
+    let attempts = Instant::now();
+    wait_until("it has tried again and again", || attempts.elapsed() > Duration::from_millis(2_500));
+    let files = fs::read_dir(&journal).unwrap().count();
+    assert!(files <= 6, "{files} files: attempts that fail take no room");
     drop(failing);
     wait_until("adds are accepted again", || !is_refused(&mut connection, 5_000));
     assert_eq!(sidecar.metrics().count("journal_refusing"), 0);

@@ -11,7 +11,6 @@ use std::collections::VecDeque;
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -20,6 +19,7 @@ use tokio::sync::oneshot;
 use super::condition::{Condition, Refusals};
 use super::records::{self, Event, Taken};
 use super::segment::BLOCK_HEAD_LENGTH;
+use super::waiting::{self, Waiting};
 use crate::clock::Clock;
 use crate::core::{Completions, Refusal, RequestBatch, Submitted};
 use crate::memory::batch_by_shard::Item;
@@ -33,8 +33,9 @@ const OLD: Duration = Duration::from_micros(100);
 /// The age of unwritten bytes at which the disk counts as slow, and adds are refused.
 const SLOW_MS: u64 = 500;
 
-/// The number of unwritten bytes at which all requests are refused.
+/// The number of unwritten bytes, and of bytes of requests that wait for them, at which all requests are refused.
 const MOST_UNWRITTEN: u64 = 64 * 1_024 * 1_024;
+const MOST_WAITING: u64 = 256 * 1_024 * 1_024;
 
 /// The number of copies of request batches whose memory is kept.
 const MOST_SPARE: usize = 64;
@@ -55,6 +56,8 @@ pub(in crate::memory) struct Buffer {
     /// When the oldest unwritten record was appended, in ms since `origin`, plus 1. 0 if all are written.
     oldest_ms: AtomicU64,
     unwritten: AtomicU64,
+    /// The memory of the requests that wait.
+    waiting: AtomicU64,
     condition: AtomicU8,
     pub(super) clock: Arc<Clock>,
     /// The start of the process.
@@ -80,12 +83,6 @@ struct Pending {
     is_closing: bool,
 }
 
-#[expect(clippy::large_enum_variant, reason = "nearly all that waits are batches")]
-enum Waiting {
-    Batch(Arc<Completions>, RequestBatch),
-    Task(oneshot::Sender<()>),
-}
-
 impl Buffer {
     pub(super) fn new(clock: &Arc<Clock>, origin: Instant, lived_before_ms: u64, wakes_late: bool) -> Buffer {
         Buffer {
@@ -103,6 +100,7 @@ impl Buffer {
             is_waiting: AtomicBool::new(false),
             oldest_ms: AtomicU64::new(0),
             unwritten: AtomicU64::new(0),
+            waiting: AtomicU64::new(0),
             condition: AtomicU8::new(Condition::Recording as u8),
             clock: Arc::clone(clock),
             origin,
@@ -116,9 +114,9 @@ impl Buffer {
         Condition::of(self.condition.load(Ordering::Relaxed))
     }
 
-    /// Returns whether the journal has everything, so that a drain can leave the messages in it.
+    /// Returns whether the journal gets everything, so that a drain can leave the messages in it.
     pub(in crate::memory) fn is_complete(&self) -> bool {
-        matches!(self.condition(), Condition::Recording | Condition::Full) && self.is_prompt()
+        matches!(self.condition(), Condition::Recording | Condition::Full)
     }
 
     /// Returns whether the disk answers.
@@ -130,7 +128,8 @@ impl Buffer {
     /// Refuses requests of a batch, if the journal cannot record what they do.
     pub(in crate::memory) fn refuse(&self, batch: &mut RequestBatch) {
         let refusals = &self.refusals;
-        if self.unwritten.load(Ordering::Relaxed) > MOST_UNWRITTEN {
+        let is_over = |bytes: &AtomicU64, most| bytes.load(Ordering::Relaxed) > most;
+        if is_over(&self.unwritten, MOST_UNWRITTEN) || is_over(&self.waiting, MOST_WAITING) {
             for request in &mut batch.requests {
                 request.refusal.get_or_insert_with(|| Arc::clone(&refusals.unwritten));
             }
@@ -180,13 +179,14 @@ impl Buffer {
         self.append(|bytes| event.write(bytes));
     }
 
-    /// Appends the first record of a checkpoint, with which a new segment begins.
-    pub(super) fn begin_checkpoint(&self, event: &Event) {
+    /// Appends the first record of a checkpoint, with which a new segment begins. Returns false if the journal has failed.
+    pub(super) fn begin_checkpoint(&self, event: &Event) -> bool {
         let mut pending = self.pending.lock();
         pending.cut = Some(pending.block.len());
         event.write(&mut pending.block);
         self.appended(&mut pending, self.clock.now());
         self.work.notify_one();
+        pending.cut.is_some()
     }
 
     /// Counts a record. Returns when the first record that the writer has not taken was appended.
@@ -218,19 +218,25 @@ impl Buffer {
     }
 
     /// Returns a completed batch at once if everything is written. Otherwise it waits, and only its requests stay. A batch
-    /// that is refused depends on nothing.
+    /// that is refused depends on nothing. Adds that were not recorded, because a write failed meanwhile, are refused.
     pub(in crate::memory) fn hold(&self, batch: &mut RequestBatch, completions: &Arc<Completions>) -> Submitted {
         if batch.requests.iter().all(|request| request.refusal.is_some()) {
             return Submitted::Completed;
         }
         let mut pending = self.pending.lock();
+        if self.condition() == Condition::Failed {
+            batch.refuse_adds(Arc::clone(&self.refusals.unknown));
+            return Submitted::Completed;
+        }
         if pending.written == pending.appended {
             return Submitted::Completed;
         }
         let mut held = pending.spare.pop().unwrap_or_default();
         held.take_from(batch);
         let last = pending.appended;
-        pending.waiting.push_back((last, Waiting::Batch(Arc::clone(completions), held)));
+        let waiting = Waiting::Batch(Arc::clone(completions), held);
+        self.waiting.fetch_add(waiting.bytes(), Ordering::Relaxed);
+        pending.waiting.push_back((last, waiting));
         Submitted::Pending
     }
 
@@ -243,7 +249,9 @@ impl Buffer {
             }
             let (sender, receiver) = oneshot::channel();
             let last = pending.appended;
-            pending.waiting.push_back((last, Waiting::Task(sender)));
+            let waiting = Waiting::Task(sender);
+            self.waiting.fetch_add(waiting.bytes(), Ordering::Relaxed);
+            pending.waiting.push_back((last, waiting));
             receiver
         };
         // The sender is dropped only if the writer has ended.
@@ -298,21 +306,8 @@ impl Buffer {
         let count = pending.waiting.partition_point(|(waits_for, _)| *waits_for <= last);
         let released: Vec<Waiting> = pending.waiting.drain(..count).map(|(_, waiting)| waiting).collect();
         drop(pending);
-        let (mut wakers, mut spare) = (Vec::new(), Vec::new());
-        for waiting in released {
-            match waiting {
-                Waiting::Batch(completions, mut batch) => {
-                    if let Some(refusal) = refusal {
-                        batch.refuse_adds(Arc::clone(refusal));
-                    }
-                    wakers.extend(completions.put(|completed| completed.take_completed(&mut batch)));
-                    spare.push(batch);
-                }
-                // The task may have given up.
-                Waiting::Task(task) => drop(task.send(())),
-            }
-        }
-        wakers.into_iter().for_each(Waker::wake);
+        self.waiting.fetch_sub(released.iter().map(Waiting::bytes).sum(), Ordering::Relaxed);
+        let mut spare = waiting::release(released, refusal);
         if !spare.is_empty() {
             for batch in &mut spare {
                 batch.clear(MOST_KEPT);
@@ -346,5 +341,61 @@ impl Buffer {
 
     pub(super) fn unwritten(&self) -> u64 {
         self.unwritten.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::{Message, Operation, Tick};
+
+    fn add(id: u64) -> RequestBatch {
+        let mut batch = RequestBatch::default();
+        batch.push_single(1, Operation::Add { ack_timeout_ticks: 15, attempt: 1 }, Message::from(id));
+        batch.open();
+        batch
+    }
+
+    fn buffer() -> Buffer {
+        let clock = Arc::new(Clock::start());
+        Buffer::new(&clock, clock.now(), 0, false)
+    }
+
+    #[test]
+    fn what_was_not_recorded_is_not_answered_as_added() {
+        let buffer = buffer();
+        buffer.append(|bytes| bytes.push(0));
+        buffer.fail();
+        let mut batch = add(1);
+        assert!(matches!(buffer.hold(&mut batch, &Arc::default()), Submitted::Completed));
+        let refusal = batch.requests[0].refusal.as_ref().expect("its outcome is unknown");
+        assert!(Arc::ptr_eq(refusal, &buffer.refusals.unknown));
+        let begin = Event::Begin { published_below: Tick(1) };
+        assert!(!buffer.begin_checkpoint(&begin), "nothing is recorded");
+    }
+
+    #[test]
+    fn requests_are_refused_before_those_that_wait_fill_the_memory() {
+        let buffer = buffer();
+        buffer.append(|bytes| bytes.push(0));
+        let (completions, mut held) = (Arc::default(), 0);
+        loop {
+            let mut batch = RequestBatch::default();
+            batch.push(1, Operation::Del { withdraw: false }, (0..1_000).map(Message::from));
+            batch.open();
+            buffer.refuse(&mut batch);
+            if batch.requests[0].refusal.is_some() {
+                break;
+            }
+            assert!(matches!(buffer.hold(&mut batch, &completions), Submitted::Pending));
+            held += 1;
+        }
+        assert_eq!(held, MOST_WAITING / (1_024 + 32 * 1_000) + 1);
+        let mut taken = Taken::default();
+        buffer.take(&mut taken, Duration::ZERO);
+        buffer.written(taken.last);
+        let mut batch = add(1);
+        buffer.refuse(&mut batch);
+        assert!(batch.requests[0].refusal.is_none(), "nothing waits any more");
     }
 }

@@ -39,6 +39,7 @@ impl Checkpointer {
             let held = wheel.shards.len() as u64 + wheel.outbox.queue.lock().ids;
             self.progress.in_flight.store(wheel.in_flight.count(), Ordering::Relaxed);
             self.progress.held.store(held, Ordering::Relaxed);
+            self.progress.pointer.store(wheel.pointer().0, Ordering::Relaxed);
             if self.is_due() {
                 self.checkpoint(&wheel);
             }
@@ -82,10 +83,9 @@ impl Checkpointer {
                 let mut expiry = wheel.expiry.lock();
                 let state = wheel.state.read();
                 if expiry.is_all_published_below(state.expired_below) {
-                    expiry.is_walked = true;
                     let begin = Event::Begin { published_below: state.expired_below };
-                    self.buffer.begin_checkpoint(&begin);
-                    return true;
+                    expiry.is_walked = self.buffer.begin_checkpoint(&begin);
+                    return expiry.is_walked;
                 }
             }
             std::thread::sleep(PAUSE);

@@ -25,11 +25,13 @@ mod condition;
 mod folder;
 mod log;
 mod options;
+mod outbox_replay;
 mod records;
 mod recovery;
 mod segment;
 #[cfg(test)]
 mod tests;
+mod waiting;
 mod writer;
 
 use std::fs::File;
@@ -67,13 +69,15 @@ const SHORTEST_LOG: u64 = 64 * 1_024 * 1_024;
 const ENTRY_BYTES: u64 = 24;
 
 /// The state that the threads of a journal share.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Progress {
     /// The number of segments from the last checkpoint on.
     segments: AtomicU32,
     in_flight: AtomicU64,
     /// The messages in the wheel and in the outbox.
     held: AtomicU64,
+    /// The tick at which the pointer stood a short time ago.
+    pointer: AtomicU64,
     /// The segment to which the writer writes.
     current: Mutex<Option<Arc<File>>>,
     state: Mutex<State>,
@@ -169,14 +173,7 @@ impl Journal {
         }
         let mut log = Log::open(&found)?;
         let epoch = moment.unix_ms().max(log::last_epoch(&found) + 1);
-        let progress = Arc::new(Progress {
-            segments: AtomicU32::new(0),
-            in_flight: AtomicU64::new(0),
-            held: AtomicU64::new(0),
-            current: Mutex::new(None),
-            state: Mutex::default(),
-            changed: Condvar::new(),
-        });
+        let progress = Arc::new(Progress::default());
         let buffer = Arc::new_cyclic(|buffer: &Weak<Buffer>| {
             let buffer = Weak::clone(buffer);
             let wakes_late = parking::on_park(move || {
@@ -297,7 +294,13 @@ fn first_segment(
     for segment in old {
         writer.make_spare(&segment).map_err(failed)?;
     }
-    writer.next_segment().map_err(failed)?;
+    match writer.next_segment() {
+        // Acks count in memory, and the writer tries again.
+        Err(error) if error.kind() == io::ErrorKind::StorageFull && log.checkpoint().is_some() => {
+            writer.failed(&error);
+        }
+        begun => begun.map_err(failed)?,
+    }
     Ok(writer)
 }
 

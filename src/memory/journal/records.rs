@@ -109,10 +109,10 @@ pub(in crate::memory) struct BatchRecord {
     pub(super) position: u64,
     /// When its tick expired, in the time that the wheel has lived.
     pub(super) expired_lived_ms: u64,
-    id: BatchId,
+    pub(super) id: BatchId,
     counts: TickCounts,
-    last: bool,
-    messages: Vec<TimedOut>,
+    pub(super) last: bool,
+    pub(super) messages: Vec<TimedOut>,
 }
 
 impl BatchRecord {

@@ -10,14 +10,11 @@ use std::time::{Duration, Instant};
 
 use parking_lot::MutexGuard;
 
-use super::records::{Change, Event, GroupRecord, Part};
-use crate::core::{
-    GroupName, GroupOptions, Message, RandomHasher, Stamp, Tick, TickCounts, TickSchedule, TimedOut,
-};
+use super::outbox_replay::OutboxReplay;
+use super::records::{Change, Event, Part};
+use crate::core::{Message, RandomHasher, Stamp, Tick, TickCounts, TickSchedule, TimedOut};
 use crate::memory::entry::{Entry, Marks, ShortTick};
-use crate::memory::outbox::MemoryOutbox;
-use crate::memory::queue::{Group, Queue};
-use crate::memory::shard::Shard;
+use crate::memory::shard::{Shard, horizon};
 use crate::memory::table::{Hash, Home};
 use crate::memory::wheel::MemoryWheel;
 
@@ -25,6 +22,10 @@ use crate::memory::wheel::MemoryWheel;
 pub(super) fn stamp_of(lived_ms: u64) -> Stamp {
     Stamp::after(Duration::from_millis(lived_ms))
 }
+
+/// How far the pointer moves until the messages far behind it are taken out of the table. An entry has only the lowest
+/// sixteen bits of its tick, so all entries must stay near the pointer.
+const SWEPT_TICKS: u64 = 8_192;
 
 /// The number of steps whose places in the table are fetched at the same time.
 const FETCHED: usize = 64;
@@ -46,6 +47,8 @@ pub(super) struct Replay<'a> {
     shards: Vec<MutexGuard<'a, Shard>>,
     steps: Vec<(Hash, usize, Home, Step)>,
     pointer: Tick,
+    /// The pointer at the last sweep.
+    swept_at: Tick,
     /// The Acks of each tick that a shard of the process that wrote the journal had counted.
     acked: HashMap<(u8, Tick), u64, RandomHasher>,
     /// The Acks that shards of earlier processes had counted.
@@ -56,10 +59,7 @@ pub(super) struct Replay<'a> {
     overtaken: Vec<(Tick, TimedOut)>,
     /// The expired ticks that are not known to be in batches completely.
     expired: BTreeMap<Tick, ExpiredTick>,
-    queue: Queue,
-    /// When the tick of each batch in the queue expired.
-    expired_lived_ms: HashMap<u64, u64>,
-    groups: HashMap<String, GroupRecord>,
+    outbox: OutboxReplay,
 }
 
 #[derive(Default)]
@@ -69,6 +69,13 @@ struct ExpiredTick {
     is_published: bool,
 }
 
+impl ExpiredTick {
+    /// Returns whether no batch that is known has this message.
+    fn lacks(&self, message: Message) -> bool {
+        !self.is_published && !self.published.contains(&message)
+    }
+}
+
 impl Replay<'_> {
     pub(super) fn new(wheel: &MemoryWheel, pointer: Tick) -> Replay<'_> {
         Replay {
@@ -76,14 +83,13 @@ impl Replay<'_> {
             shards: wheel.shards.list.iter().map(|shard| shard.lock()).collect(),
             steps: Vec::with_capacity(FETCHED),
             pointer,
+            swept_at: pointer,
             acked: HashMap::default(),
             acked_before: HashMap::new(),
             is_first_process: true,
             overtaken: Vec::new(),
             expired: BTreeMap::new(),
-            queue: Queue::default(),
-            expired_lived_ms: HashMap::new(),
-            groups: HashMap::new(),
+            outbox: OutboxReplay::default(),
         }
     }
 
@@ -99,7 +105,7 @@ impl Replay<'_> {
     pub(super) fn apply(&mut self, part: Part, stamp: Stamp) {
         match part {
             Part::Change(_, message, Change::Added { deadline, attempt }) => {
-                self.queue(message, Step::Put(Entry::in_flight(message, deadline, stamp, attempt)));
+                self.put(Entry::in_flight(message, deadline, stamp, attempt));
             }
             Part::Change(shard, message, change) => {
                 let acked_in = (change == Change::Acked).then_some(shard);
@@ -107,13 +113,24 @@ impl Replay<'_> {
             }
             Part::Entry { message, deadline, attempt, age } => {
                 let added_at = Stamp(stamp.0.wrapping_sub(age));
-                self.queue(message, Step::Put(Entry::in_flight(message, deadline, added_at, attempt)));
+                self.put(Entry::in_flight(message, deadline, added_at, attempt));
             }
             Part::Event(event) => {
                 self.run_steps();
                 self.apply_event(event);
             }
         }
+    }
+
+    fn put(&mut self, entry: Entry) {
+        let farthest = horizon(self.wheel.shards.options.wheel) - 1;
+        let tick = entry.deadline.seen_from(self.pointer);
+        if tick > self.pointer.plus(farthest) {
+            // The records of the ticks between are damaged.
+            self.run_steps();
+            self.move_pointer(Tick(tick.0 - farthest));
+        }
+        self.queue(entry.message, Step::Put(entry));
     }
 
     /// Queues a step. Its place in the table is fetched meanwhile: to wait for the memory at each step would take most of
@@ -152,11 +169,7 @@ impl Replay<'_> {
 
     fn apply_event(&mut self, event: Event) {
         match event {
-            Event::Begin { published_below } => {
-                self.pointer = self.pointer.max(published_below);
-                self.expired.retain(|tick, _| *tick >= published_below);
-                self.overtaken.retain(|(tick, _)| *tick >= published_below);
-            }
+            Event::Begin { published_below } => self.move_pointer(published_below),
             Event::Complete => {}
             Event::Counts { .. } if !self.is_first_process => {}
             Event::Counts { shard, acked } => {
@@ -169,53 +182,56 @@ impl Replay<'_> {
                 }
             }
             Event::Expired { tick, counts } => {
-                self.pointer = self.pointer.max(tick.plus(1));
                 self.expired.insert(tick, ExpiredTick { counts, ..ExpiredTick::default() });
+                self.move_pointer(tick.plus(1));
             }
             Event::Batch(record) => {
-                let position = record.position;
-                self.expired_lived_ms.insert(position, record.expired_lived_ms);
-                let batch = record.batch();
-                if let Some(expired) = self.expired.get_mut(&batch.id.tick) {
-                    expired.published.extend(batch.messages.iter().map(|timed_out| timed_out.message));
-                    if batch.last {
+                if let Some(expired) = self.expired.get_mut(&record.id.tick) {
+                    expired.published.extend(record.messages.iter().map(|timed_out| timed_out.message));
+                    if record.last {
                         *expired = ExpiredTick { is_published: true, ..ExpiredTick::default() };
                     }
                 }
-                self.queue.insert(position, batch, self.wheel.origin());
+                self.outbox.insert(record, self.wheel.origin());
             }
-            Event::Taken { group, batches } => {
-                if let Some(group) = self.groups.get_mut(&group) {
-                    for (position, count) in batches {
-                        group.next = group.next.max(position + 1);
-                        group.held.retain(|(held, _)| *held != position);
-                        group.held.push((position, count));
-                    }
-                }
-            }
-            Event::Settled { group, positions } => {
-                if let Some(group) = self.groups.get_mut(&group) {
-                    group.held.retain(|(held, _)| !positions.contains(held));
-                }
-            }
-            Event::Opened { group, next } => {
-                self.groups.insert(group.clone(), GroupRecord { name: group, next, held: Vec::new() });
-            }
-            Event::Deleted { group } => drop(self.groups.remove(&group)),
-            Event::DroppedBefore { position } => self.drop_before(position),
-            Event::Groups { begin, end, groups } => {
-                self.groups = groups.into_iter().map(|group| (group.name.clone(), group)).collect();
-                self.drop_before(begin);
-                self.queue.end = self.queue.end.max(end);
-            }
+            event => self.outbox.apply(event),
         }
     }
 
-    fn drop_before(&mut self, position: u64) {
-        self.queue.drop_before(position);
-        for group in self.groups.values_mut() {
-            group.held.retain(|(held, _)| *held >= position);
+    /// Moves the pointer forward.
+    fn move_pointer(&mut self, to: Tick) {
+        if to > self.pointer.plus(1) || to.since(self.swept_at) >= SWEPT_TICKS {
+            self.sweep(to);
         }
+        self.pointer = self.pointer.max(to);
+    }
+
+    /// Takes the messages whose timeouts are remembered no longer out of the table, before the pointer moves. Ticks that
+    /// expire without a record are those of a journal that had failed, or their records are damaged. Their messages count
+    /// as not published: a timeout that is reported twice is better than one that is lost.
+    fn sweep(&mut self, to: Tick) {
+        let (pointer, wheel) = (self.pointer, self.wheel.shards.options.wheel);
+        let (expired, overtaken) = (&mut self.expired, &mut self.overtaken);
+        for shard in &mut self.shards {
+            let all = shard.table.scan(&mut 0, usize::MAX, None, |entry| {
+                let tick = entry.deadline.seen_from(pointer);
+                if tick >= to {
+                    return true;
+                }
+                if tick >= pointer {
+                    expired.entry(tick).or_default();
+                }
+                if wheel.is_late_known(tick, to) {
+                    return true;
+                }
+                if expired.get(&tick).is_some_and(|expired| expired.lacks(entry.message)) {
+                    overtaken.push((tick, entry.timed_out()));
+                }
+                false
+            });
+            debug_assert!(all);
+        }
+        self.swept_at = to;
     }
 
     /// Completes the wheel and its outbox. Returns the number of messages in flight.
@@ -229,7 +245,7 @@ impl Replay<'_> {
             state.expired_below = pointer;
         }
         let in_flight = self.finish_messages(now);
-        self.finish_outbox(&wheel.outbox, lived_ms, away, now);
+        self.outbox.finish(&wheel.outbox, lived_ms, away, now);
         in_flight
     }
 
@@ -249,7 +265,7 @@ impl Replay<'_> {
                     return true;
                 }
                 match self.expired.get(&tick) {
-                    Some(expired) if !expired.is_published && !expired.published.contains(&entry.message) => {
+                    Some(expired) if expired.lacks(entry.message) => {
                         *unpublished.entry(tick).or_default() += 1;
                         return true;
                     }
@@ -277,10 +293,7 @@ impl Replay<'_> {
             first.of_tick(tick, options.wheel).acked += acked;
         }
         for (tick, timed_out) in self.overtaken.drain(..) {
-            let expired = self.expired.get(&tick);
-            if expired
-                .is_some_and(|expired| !expired.is_published && !expired.published.contains(&timed_out.message))
-            {
+            if self.expired.get(&tick).is_some_and(|expired| expired.lacks(timed_out.message)) {
                 *unpublished.entry(tick).or_default() += 1;
                 first.overtake(ShortTick::of(tick), timed_out);
             }
@@ -301,21 +314,108 @@ impl Replay<'_> {
         }
         in_flight
     }
+}
 
-    /// Completes the outbox. No subscriber holds a batch after a restart, so all batches are released. Retention begins
-    /// again, because no subscriber could take batches meanwhile.
-    fn finish_outbox(self, outbox: &MemoryOutbox, lived_ms: u64, away: Duration, now: Instant) {
-        let mut queue = self.queue;
-        for group in self.groups.into_values() {
-            let Some(name) = group.group() else { continue };
-            queue.groups.insert(name, Group::restored(group.next, group.held, now));
-        }
-        queue.open_group(&GroupName::default_group(), GroupOptions::default(), now);
-        let age = |position: u64| {
-            let expired = self.expired_lived_ms.get(&position).copied().unwrap_or(lived_ms);
-            Duration::from_millis(lived_ms.saturating_sub(expired)) + away
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::core::{BatchId, Retention, StormRule, TimeoutBatch, Wheel};
+    use crate::memory::journal::BatchRecord;
+    use crate::memory::{MemoryOptions, MemoryOutbox};
+
+    const SLOTS: u16 = 15;
+
+    /// The wheel that records give, the number of its messages in flight, and the messages that it still publishes.
+    fn recovered(parts: impl IntoIterator<Item = Part>) -> (MemoryWheel, u64, Vec<Message>) {
+        let options = MemoryOptions {
+            wheel: Wheel::new(SLOTS, Duration::from_secs(1)).unwrap(),
+            storm: StormRule::default(),
+            retention: Retention::default(),
+            max_in_flight: 1_000_000,
+            threads: 1,
         };
-        queue.complete(|position| now.checked_sub(age(position)).unwrap_or(now), now);
-        *outbox.queue.lock() = queue;
+        let now = Instant::now();
+        let outbox = Arc::new(MemoryOutbox::new(Retention::default(), now));
+        let wheel = MemoryWheel::new(options, (1, Tick(100)), outbox, now);
+        let mut replay = Replay::new(&wheel, Tick(100));
+        parts.into_iter().for_each(|part| replay.apply(part, Stamp(0)));
+        let in_flight = replay.finish(0, Duration::ZERO, now);
+        let before = wheel.outbox.queue.lock().ids;
+        while wheel.publish_expired(now).more {}
+        let queue = wheel.outbox.queue.lock();
+        let batches = queue.batches.values().flat_map(|stored| stored.batch.messages.iter());
+        let published =
+            batches.map(|timed_out| timed_out.message).skip(usize::try_from(before).unwrap()).collect();
+        drop(queue);
+        (wheel, in_flight, published)
+    }
+
+    fn added(id: u64, deadline: Tick) -> Part {
+        let change = Change::Added { deadline: ShortTick::of(deadline), attempt: 1 };
+        Part::Change(0, Message::from(id), change)
+    }
+
+    fn expired(tick: Tick) -> Part {
+        Part::Event(Event::Expired { tick, counts: TickCounts::default() })
+    }
+
+    fn published(id: u64, tick: Tick) -> Part {
+        let timed_out = TimedOut { message: Message::from(id), attempt: 1 };
+        let id = BatchId { tick, epoch: 1, ring: 0, seq: 0 };
+        let batch = TimeoutBatch { id, counts: TickCounts::default(), last: true, messages: vec![timed_out] };
+        Part::Event(Event::Batch(BatchRecord::new(0, 0, &batch)))
+    }
+
+    #[test]
+    fn a_timeout_of_long_ago_is_neither_in_flight_nor_published_again() {
+        for age in [1, 1_000, 30_000, 33_000, 65_536, 100_000] {
+            let ticks = 101..100 + age;
+            let life = [added(1, Tick(100)), expired(Tick(100)), published(1, Tick(100))];
+            let (wheel, in_flight, published) =
+                recovered(life.into_iter().chain(ticks.map(|tick| expired(Tick(tick)))));
+            assert_eq!((in_flight, published), (0, vec![]), "{age} ticks ago");
+            assert_eq!(wheel.shards.len(), usize::from(age <= u64::from(SLOTS)), "{age} ticks ago");
+        }
+    }
+
+    #[test]
+    fn a_timeout_of_long_ago_that_is_in_no_batch_is_published() {
+        for age in [1, 1_000, 33_000, 100_000] {
+            let life = [added(1, Tick(100)), expired(Tick(100))];
+            let (_, in_flight, published) =
+                recovered(life.into_iter().chain((101..100 + age).map(|tick| expired(Tick(tick)))));
+            assert_eq!((in_flight, published), (0, vec![Message::from(1)]), "{age} ticks ago");
+        }
+    }
+
+    #[test]
+    fn what_expired_while_the_journal_had_failed_is_published() {
+        for gap in [1, 20, 1_000, 40_000, 100_000] {
+            let begin = || Part::Event(Event::Begin { published_below: Tick(101 + gap) });
+            for end in [begin(), expired(Tick(100 + gap))] {
+                let (wheel, in_flight, published) = recovered([added(1, Tick(100)), added(2, Tick(114)), end]);
+                let mut lost: Vec<u64> = (1..=2).filter(|id| *id == 1 || gap >= 14).collect();
+                lost.retain(|id| !published.contains(&Message::from(*id)));
+                assert_eq!((lost, in_flight), (vec![], u64::from(gap < 14)), "{gap} ticks");
+                assert_eq!(wheel.pointer(), Tick(101 + gap));
+            }
+        }
+    }
+
+    #[test]
+    fn a_deadline_far_ahead_shows_that_the_pointer_had_moved() {
+        let (wheel, in_flight, published) = recovered([added(1, Tick(100)), added(2, Tick(5_000))]);
+        assert_eq!((in_flight, published), (1, vec![Message::from(1)]));
+        assert!(wheel.pointer().plus(horizon(wheel.shards.options.wheel)) > Tick(5_000));
+    }
+
+    #[test]
+    fn no_batch_takes_the_position_of_one_that_a_group_has_taken() {
+        let opened = Part::Event(Event::Opened { group: String::from("logic"), next: 0 });
+        let taken = Part::Event(Event::Taken { group: String::from("logic"), batches: vec![(7, 1)] });
+        let (wheel, ..) = recovered([opened, taken]);
+        assert_eq!(wheel.outbox.queue.lock().positions().end, 8);
     }
 }

@@ -25,7 +25,8 @@ use super::condition::Condition;
 use super::folder::{Folder, SEGMENT_LENGTH};
 use super::records::{Event, Taken};
 use super::segment::{BLOCK_HEAD_LENGTH, BlockHead, HEAD_LENGTH, SegmentHead};
-use super::{Progress, SyncPolicy};
+use super::{ENTRY_BYTES, Progress, SyncPolicy};
+use crate::core::Tick;
 
 /// How long the writer waits for records before it looks at its spare segments again.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -33,7 +34,7 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// The pause between two attempts to write again after a failure, or to make room.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// The bytes that an Ack takes, at most.
+/// The bytes that an Ack takes, at most, in a write with others.
 const ACK_LENGTH: u64 = 17;
 
 pub(super) struct Writer {
@@ -101,8 +102,9 @@ impl Writer {
         if self.sync == SyncPolicy::Always {
             self.file()?.sync_data()?;
         }
-        // From the next block on, recovery begins with the new checkpoint.
         if self.progress.complete(taken.last) {
+            // The whole checkpoint is on the disk before a block says that recovery begins with it.
+            self.file()?.sync_data()?;
             self.checkpoint = self.begun;
             let mut block = vec![0; BLOCK_HEAD_LENGTH];
             Event::Complete.write(&mut block);
@@ -161,7 +163,8 @@ impl Writer {
                 return Err(error);
             }
         };
-        let head = SegmentHead { number, previous_length: self.length, ..self.head.clone() };
+        let pointer = self.head.pointer.max(Tick(self.progress.pointer.load(Ordering::Relaxed)));
+        let head = SegmentHead { number, pointer, previous_length: self.length, ..self.head.clone() };
         file.write_all_at(&head.encode(), 0)?;
         if self.sync != SyncPolicy::None {
             file.sync_data()?;
@@ -192,14 +195,35 @@ impl Writer {
         Ok(())
     }
 
-    /// Keeps enough spare segments for the Acks of all messages in flight, and not many more. Otherwise refuses adds.
+    /// Keeps enough spare segments, and not many more. Otherwise refuses adds.
     fn make_room(&mut self) {
         let now = self.buffer.clock.now();
         if self.file.is_none() || now < self.next_attempt {
             return;
         }
+        match self.create_spares() {
+            Ok(()) if self.buffer.condition() == Condition::Full => {
+                self.buffer.set_condition(Condition::Recording);
+                info!("the journal has room again, and messages are accepted");
+            }
+            Ok(()) => {}
+            Err(error) => {
+                self.next_attempt = now + RETRY;
+                if self.buffer.condition() == Condition::Recording {
+                    self.buffer.set_condition(Condition::Full);
+                    error!(%error, "the journal has no room for more messages: adds are refused, and acknowledgements count; make room on the disk of --journal");
+                }
+            }
+        }
+    }
+
+    /// Creates the spare segments that a whole checkpoint takes, with the Acks of all messages in flight. So a checkpoint
+    /// can always be written, and frees what was written before it. Removes a spare segment if there are many more.
+    fn create_spares(&mut self) -> io::Result<()> {
         let segments = |bytes: u64| usize::try_from(bytes / SEGMENT_LENGTH).unwrap_or(usize::MAX);
-        let wanted = 1 + segments(ACK_LENGTH * self.progress.in_flight.load(Ordering::Relaxed));
+        let [in_flight, held] =
+            [&self.progress.in_flight, &self.progress.held].map(|count| count.load(Ordering::Relaxed));
+        let wanted = 1 + segments(ACK_LENGTH * in_flight + ENTRY_BYTES * held);
         if self.spare.len() > wanted + segments(self.progress.checkpoint_at())
             && let Some(spare) = self.spare.pop_back()
         {
@@ -207,22 +231,10 @@ impl Writer {
             let _ = fs::remove_file(spare);
         }
         while self.spare.len() < wanted {
-            match self.create_spare() {
-                Ok(spare) => self.spare.push_back(spare),
-                Err(error) => {
-                    self.next_attempt = now + RETRY;
-                    if self.buffer.condition() == Condition::Recording {
-                        self.buffer.set_condition(Condition::Full);
-                        error!(%error, "the journal has no room for more messages: adds are refused, and acknowledgements count; make room on the disk of --journal");
-                    }
-                    return;
-                }
-            }
+            let spare = self.create_spare()?;
+            self.spare.push_back(spare);
         }
-        if self.buffer.condition() == Condition::Full {
-            self.buffer.set_condition(Condition::Recording);
-            info!("the journal has room again, and messages are accepted");
-        }
+        Ok(())
     }
 
     /// Makes a segment that is no longer needed a spare file.
@@ -238,29 +250,39 @@ impl Writer {
     }
 
     #[cold]
-    fn failed(&mut self, error: &io::Error) {
+    pub(super) fn failed(&mut self, error: &io::Error) {
         error!(%error, "the journal could not be written: adds are refused, and acknowledgements count, but a crash would forget them; look at the disk of --journal");
-        self.progress.failed();
         self.file = None;
         *self.progress.current.lock() = None;
+        // A checkpoint that counts this failure finds that nothing is recorded any more.
         self.buffer.fail();
+        self.progress.failed();
+        self.begun = self.checkpoint;
         self.next_attempt = self.buffer.clock.now() + RETRY;
     }
 
-    /// Begins a new segment after a failure. The wheel in memory is right, so a checkpoint replaces the log.
+    /// Begins a new segment after a failure, once the disk has room for a whole checkpoint and syncs. The wheel in memory
+    /// is right, so the checkpoint replaces the log.
     fn try_again(&mut self) {
         let now = self.buffer.clock.now();
         if now < self.next_attempt {
             return;
         }
         self.next_attempt = now + RETRY;
-        match self.next_segment() {
-            Ok(()) => {
-                self.buffer.set_condition(Condition::Rebuilding);
-                self.progress.request_checkpoint();
-                info!("the journal can be written again: a checkpoint replaces what is missing in it");
-            }
-            Err(_) => self.file = None,
+        let (head, length) = (self.head.clone(), self.length);
+        let begun =
+            self.next_segment().and_then(|()| self.create_spares()).and_then(|()| self.file()?.sync_data());
+        if begun.is_ok() {
+            self.buffer.set_condition(Condition::Rebuilding);
+            self.progress.request_checkpoint();
+            info!("the journal can be written again: a checkpoint replaces what is missing in it");
+            return;
+        }
+        self.file = None;
+        *self.progress.current.lock() = None;
+        // The segment of an attempt that failed is spare again, so that attempts take no room.
+        if self.head.number > head.number && self.make_spare(&self.folder.segment(self.head.number)).is_ok() {
+            (self.head, self.length) = (head, length);
         }
     }
 
