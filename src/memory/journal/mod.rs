@@ -296,12 +296,16 @@ fn first_segment(
     }
     match writer.next_segment() {
         // Acks count in memory, and the writer tries again.
-        Err(error) if error.kind() == io::ErrorKind::StorageFull && log.checkpoint().is_some() => {
+        Err(error) if is_full(&error) && log.checkpoint().is_some() => {
             writer.failed(&error);
         }
         begun => begun.map_err(failed)?,
     }
     Ok(writer)
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 /// Returns the number at the end of the name of a file.

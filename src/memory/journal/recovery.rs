@@ -186,6 +186,8 @@ impl Replay<'_> {
                 self.move_pointer(tick.plus(1));
             }
             Event::Batch(record) => {
+                // Its tick has expired, also if the journal had failed then.
+                self.move_pointer(record.id.tick.plus(1));
                 if let Some(expired) = self.expired.get_mut(&record.id.tick) {
                     expired.published.extend(record.messages.iter().map(|timed_out| timed_out.message));
                     if record.last {
@@ -200,10 +202,14 @@ impl Replay<'_> {
 
     /// Moves the pointer forward.
     fn move_pointer(&mut self, to: Tick) {
-        if to > self.pointer.plus(1) || to.since(self.swept_at) >= SWEPT_TICKS {
+        if to <= self.pointer {
+            return;
+        }
+        let has_record = to == self.pointer.plus(1) && self.expired.contains_key(&self.pointer);
+        if !has_record || to.since(self.swept_at) >= SWEPT_TICKS {
             self.sweep(to);
         }
-        self.pointer = self.pointer.max(to);
+        self.pointer = to;
     }
 
     /// Takes the messages whose timeouts are remembered no longer out of the table, before the pointer moves. Ticks that
@@ -289,8 +295,14 @@ impl Replay<'_> {
         for ((_, tick), acked) in self.acked.drain() {
             *self.acked_before.entry(tick).or_default() += acked;
         }
-        for (tick, acked) in self.acked_before.drain().filter(|(tick, _)| *tick >= pointer) {
-            first.of_tick(tick, options.wheel).acked += acked;
+        for (tick, acked) in self.acked_before.drain() {
+            if tick >= pointer {
+                first.of_tick(tick, options.wheel).acked += acked;
+            } else if let Some(expired) = self.expired.get_mut(&tick)
+                && expired.counts == TickCounts::default()
+            {
+                expired.counts.acked = acked;
+            }
         }
         for (tick, timed_out) in self.overtaken.drain(..) {
             if self.expired.get(&tick).is_some_and(|expired| expired.lacks(timed_out.message)) {
@@ -392,9 +404,10 @@ mod tests {
 
     #[test]
     fn what_expired_while_the_journal_had_failed_is_published() {
-        for gap in [1, 20, 1_000, 40_000, 100_000] {
+        for gap in [0, 1, 20, 1_000, 40_000, 100_000] {
             let begin = || Part::Event(Event::Begin { published_below: Tick(101 + gap) });
-            for end in [begin(), expired(Tick(100 + gap))] {
+            let expired_later = (gap > 0).then(|| expired(Tick(100 + gap)));
+            for end in [Some(begin()), expired_later].into_iter().flatten() {
                 let (wheel, in_flight, published) = recovered([added(1, Tick(100)), added(2, Tick(114)), end]);
                 let mut lost: Vec<u64> = (1..=2).filter(|id| *id == 1 || gap >= 14).collect();
                 lost.retain(|id| !published.contains(&Message::from(*id)));
@@ -409,6 +422,28 @@ mod tests {
         let (wheel, in_flight, published) = recovered([added(1, Tick(100)), added(2, Tick(5_000))]);
         assert_eq!((in_flight, published), (1, vec![Message::from(1)]));
         assert!(wheel.pointer().plus(horizon(wheel.shards.options.wheel)) > Tick(5_000));
+        // Each shows one tick more.
+        let (wheel, in_flight, published) = recovered((100..200).map(|tick| added(tick, Tick(tick))));
+        let expired = wheel.pointer().since(Tick(100));
+        assert_eq!((in_flight, published.len() as u64), (100 - expired, expired));
+        assert!(wheel.pointer() > Tick(180));
+    }
+
+    #[test]
+    fn what_a_batch_has_is_not_published_again_though_no_record_says_that_its_tick_expired() {
+        let (wheel, in_flight, published_again) = recovered([added(1, Tick(100)), published(1, Tick(100))]);
+        assert_eq!((in_flight, published_again), (0, vec![]));
+        assert_eq!(wheel.pointer(), Tick(101));
+    }
+
+    #[test]
+    fn acks_count_in_the_batch_of_a_tick_without_a_record() {
+        let acked = Part::Change(0, Message::from(1), Change::Acked);
+        let begin = Part::Event(Event::Begin { published_below: Tick(101) });
+        let (wheel, ..) = recovered([added(1, Tick(100)), added(2, Tick(100)), acked, begin]);
+        let queue = wheel.outbox.queue.lock();
+        let counts = queue.batches.values().next().unwrap().batch.counts;
+        assert_eq!((counts.added, counts.acked), (2, 1));
     }
 
     #[test]

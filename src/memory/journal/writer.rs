@@ -217,13 +217,16 @@ impl Writer {
         }
     }
 
-    /// Creates the spare segments that a whole checkpoint takes, with the Acks of all messages in flight. So a checkpoint
-    /// can always be written, and frees what was written before it. Removes a spare segment if there are many more.
+    /// Creates the spare segments that a whole checkpoint takes, or the rest of the current one, with the Acks of all
+    /// messages in flight. So a checkpoint can always be written, and frees what was written before it. Removes a spare
+    /// segment if there are many more.
     fn create_spares(&mut self) -> io::Result<()> {
         let segments = |bytes: u64| usize::try_from(bytes / SEGMENT_LENGTH).unwrap_or(usize::MAX);
         let [in_flight, held] =
             [&self.progress.in_flight, &self.progress.held].map(|count| count.load(Ordering::Relaxed));
-        let wanted = 1 + segments(ACK_LENGTH * in_flight + ENTRY_BYTES * held);
+        let current = if self.begun == self.checkpoint { 0 } else { self.head.number + 1 - self.begun };
+        let checkpoint = segments(ENTRY_BYTES * held).saturating_sub(current as usize);
+        let wanted = 1 + segments(ACK_LENGTH * in_flight) + checkpoint;
         if self.spare.len() > wanted + segments(self.progress.checkpoint_at())
             && let Some(spare) = self.spare.pop_back()
         {
