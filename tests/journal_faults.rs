@@ -157,10 +157,6 @@ fn outlives(calls: &str, error: &str, flags: &[&str]) {
     let metrics = sidecar.metrics();
     assert!(metrics.count("journal_refusing") == 1 && metrics.count("journal_errors_total") > 0, "{error}");
     sidecar.log().assert_names(&["the journal could not be written"]);
-    let attempts = Instant::now();
-    wait_until("it has tried again and again", || attempts.elapsed() > Duration::from_millis(2_500));
-    let files = fs::read_dir(&journal).unwrap().count();
-    assert!(files <= 6, "{files} files: attempts that fail take no room");
     drop(failing);
     wait_until("adds are accepted again", || !is_refused(&mut connection, 5_000));
     assert_eq!(sidecar.metrics().count("journal_refusing"), 0);

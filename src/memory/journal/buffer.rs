@@ -33,8 +33,10 @@ const OLD: Duration = Duration::from_micros(100);
 /// The age of unwritten bytes at which the disk counts as slow, and adds are refused.
 const SLOW_MS: u64 = 500;
 
-/// The number of unwritten bytes, and of bytes of requests that wait for them, at which all requests are refused.
+/// The number of unwritten bytes at which all requests are refused.
 const MOST_UNWRITTEN: u64 = 64 * 1_024 * 1_024;
+
+/// The memory of waiting requests, in bytes, at which all others are refused.
 const MOST_WAITING: u64 = 256 * 1_024 * 1_024;
 
 /// The number of copies of request batches whose memory is kept.
@@ -56,7 +58,7 @@ pub(in crate::memory) struct Buffer {
     /// When the oldest unwritten record was appended, in ms since `origin`, plus 1. 0 if all are written.
     oldest_ms: AtomicU64,
     unwritten: AtomicU64,
-    /// The memory of the requests that wait.
+    /// The memory of the requests that wait, in bytes.
     waiting: AtomicU64,
     condition: AtomicU8,
     pub(super) clock: Arc<Clock>,
@@ -362,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_recorded_is_not_answered_as_added() {
+    fn adds_that_were_not_recorded_are_not_answered_as_added() {
         let buffer = buffer();
         buffer.append(|bytes| bytes.push(0));
         buffer.fail();

@@ -122,6 +122,7 @@ impl Replay<'_> {
         }
     }
 
+    /// Queues an entry. A deadline is near the pointer, so one that is not shows that the pointer had moved.
     fn put(&mut self, entry: Entry) {
         let farthest = horizon(self.wheel.shards.options.wheel) - 1;
         let tick = entry.deadline.seen_from(self.pointer);
@@ -212,7 +213,7 @@ impl Replay<'_> {
         self.pointer = to;
     }
 
-    /// Takes the messages whose timeouts are remembered no longer out of the table, before the pointer moves. Ticks that
+    /// Takes the messages whose timeouts are no longer remembered out of the table, before the pointer moves. Ticks that
     /// expire without a record are those of a journal that had failed, or their records are damaged. Their messages count
     /// as not published: a timeout that is reported twice is better than one that is lost.
     fn sweep(&mut self, to: Tick) {
@@ -403,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn what_expired_while_the_journal_had_failed_is_published() {
+    fn ticks_that_expired_while_the_journal_had_failed_are_published() {
         for gap in [0, 1, 20, 1_000, 40_000, 100_000] {
             let begin = || Part::Event(Event::Begin { published_below: Tick(101 + gap) });
             let expired_later = (gap > 0).then(|| expired(Tick(100 + gap)));
@@ -430,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_batch_has_is_not_published_again_though_no_record_says_that_its_tick_expired() {
+    fn messages_of_a_batch_are_not_published_again_without_a_record_of_their_tick() {
         let (wheel, in_flight, published_again) = recovered([added(1, Tick(100)), published(1, Tick(100))]);
         assert_eq!((in_flight, published_again), (0, vec![]));
         assert_eq!(wheel.pointer(), Tick(101));

@@ -257,7 +257,7 @@ impl Writer {
         error!(%error, "the journal could not be written: adds are refused, and acknowledgements count, but a crash would forget them; look at the disk of --journal");
         self.file = None;
         *self.progress.current.lock() = None;
-        // A checkpoint that counts this failure finds that nothing is recorded any more.
+        // Before the failure counts, so that no checkpoint begins that counts it and loses its first record.
         self.buffer.fail();
         self.progress.failed();
         self.begun = self.checkpoint;
@@ -273,9 +273,9 @@ impl Writer {
         }
         self.next_attempt = now + RETRY;
         let (head, length) = (self.head.clone(), self.length);
-        let begun =
+        let attempt =
             self.next_segment().and_then(|()| self.create_spares()).and_then(|()| self.file()?.sync_data());
-        if begun.is_ok() {
+        if attempt.is_ok() {
             self.buffer.set_condition(Condition::Rebuilding);
             self.progress.request_checkpoint();
             info!("the journal can be written again: a checkpoint replaces what is missing in it");
