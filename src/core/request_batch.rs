@@ -4,7 +4,7 @@
 //! A ring may process the messages of a batch in any order. It keeps only the order of requests for the same message.
 
 use std::hint::select_unpredictable;
-use std::iter::repeat_n;
+use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -128,6 +128,7 @@ impl Request {
 /// Requests with their messages and outcomes. Clearing and reusing a batch avoids allocations.
 #[derive(Debug, Default)]
 pub struct RequestBatch {
+    /// The messages of all requests. They are not stored in a batch of completed requests.
     messages: Vec<Message>,
     /// The requests, in the order of arrival.
     pub requests: Vec<Request>,
@@ -161,7 +162,6 @@ impl RequestBatch {
         let first = self.messages.len();
         self.messages.extend(messages);
         let count = self.messages.len() - first;
-        let number = |number| u32::try_from(number).expect("a request batch ends far below 4 billion messages");
         let (first, count) = (number(first), number(count));
         self.requests.push(Request { id, operation, deadline: Tick(0), refusal: None, first, count });
     }
@@ -174,12 +174,12 @@ impl RequestBatch {
     /// Appends a request of one message.
     #[inline]
     pub fn push_single(&mut self, id: u64, operation: Operation, message: Message) {
-        let first = u32::try_from(self.messages.len()).expect("a request batch ends far below 4 billion messages");
+        let first = number(self.messages.len());
         self.messages.push(message);
         self.requests.push(Request { id, operation, deadline: Tick(0), refusal: None, first, count: 1 });
     }
 
-    /// Appends a completed request with the outcome of each of its messages. The messages themselves are not stored.
+    /// Appends a completed request with the outcome of each of its messages.
     pub fn push_completed(
         &mut self,
         id: u64,
@@ -189,16 +189,23 @@ impl RequestBatch {
     ) {
         let first = self.outcomes.len();
         self.outcomes.extend(outcomes.inspect(|outcome| self.totals[*outcome as usize] += 1));
-        let completed = self.outcomes.len() - first;
-        self.push(id, operation, repeat_n(Message::default(), completed));
+        self.push_of_outcomes(first, id, operation);
         self.last_request().deadline = deadline;
     }
 
-    /// Appends a refused request. `messages` is the number of its messages, which are not stored.
+    /// Appends a refused request. `messages` is the number of its messages.
     pub fn push_refused(&mut self, id: u64, operation: Operation, messages: usize, refusal: Arc<Refusal>) {
-        self.outcomes.resize(self.outcomes.len() + messages, Outcome::Unknown);
-        self.push(id, operation, repeat_n(Message::default(), messages));
+        let first = self.outcomes.len();
+        self.outcomes.resize(first + messages, Outcome::Unknown);
+        self.push_of_outcomes(first, id, operation);
         self.last_request().refusal = Some(refusal);
+    }
+
+    /// Appends a request with the outcomes from `first` on.
+    fn push_of_outcomes(&mut self, first: usize, id: u64, operation: Operation) {
+        let count = self.outcomes.len() - first;
+        let (first, count) = (number(first), number(count));
+        self.requests.push(Request { id, operation, deadline: Tick(0), refusal: None, first, count });
     }
 
     /// Appends a copy of a completed request of another batch.
@@ -210,11 +217,10 @@ impl RequestBatch {
         }
     }
 
-    /// Appends copies of all requests of a completed batch, without their messages.
+    /// Appends copies of all requests of a completed batch.
     pub fn extend_completed(&mut self, batch: &RequestBatch) {
-        let first = u32::try_from(self.outcomes.len()).expect("a request batch ends far below 4 billion messages");
+        let first = number(self.outcomes.len());
         self.outcomes.extend_from_slice(&batch.outcomes);
-        self.messages.resize(self.outcomes.len(), Message::default());
         let requests = batch.requests.iter();
         self.requests.extend(requests.map(|request| Request { first: first + request.first, ..request.clone() }));
         for (total, more) in self.totals.iter_mut().zip(batch.totals) {
@@ -223,17 +229,18 @@ impl RequestBatch {
         self.ack_latency.add(&batch.ack_latency);
     }
 
-    /// Moves the content of a completed batch into this one, which is empty. Leaves copies of its requests, without their
-    /// messages and outcomes.
-    pub fn take_from(&mut self, batch: &mut RequestBatch) {
-        std::mem::swap(self, batch);
-        batch.requests.extend_from_slice(&self.requests);
+    /// Moves the outcomes of a completed batch into this one, which is empty, with copies of its requests.
+    pub fn take_outcomes(&mut self, batch: &mut RequestBatch) {
+        self.requests.extend_from_slice(&batch.requests);
+        mem::swap(&mut self.outcomes, &mut batch.outcomes);
+        mem::swap(&mut self.totals, &mut batch.totals);
+        mem::swap(&mut self.ack_latency, &mut batch.ack_latency);
     }
 
     /// Moves all requests of a completed batch to the end of this one. `batch` then has no useful content.
     pub fn take_completed(&mut self, batch: &mut RequestBatch) {
         if self.is_empty() {
-            std::mem::swap(self, batch);
+            mem::swap(self, batch);
         } else {
             self.extend_completed(batch);
         }
@@ -283,8 +290,13 @@ impl RequestBatch {
         self.requests.clear();
         self.messages.clear();
         self.open();
-        if self.messages.capacity() > most {
+        if self.messages.capacity().max(self.outcomes.capacity()) > most {
             *self = RequestBatch::default();
         }
     }
+}
+
+#[inline]
+fn number(number: usize) -> u32 {
+    u32::try_from(number).expect("a request batch ends far below 4 billion messages")
 }

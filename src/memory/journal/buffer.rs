@@ -234,7 +234,7 @@ impl Buffer {
             return Submitted::Completed;
         }
         let mut held = pending.spare.pop().unwrap_or_default();
-        held.take_from(batch);
+        held.take_outcomes(batch);
         let last = pending.appended;
         let waiting = Waiting::Batch(Arc::clone(completions), held);
         self.waiting.fetch_add(waiting.bytes(), Ordering::Relaxed);
@@ -383,7 +383,9 @@ mod tests {
         let (completions, mut held) = (Arc::default(), 0);
         loop {
             let mut batch = RequestBatch::default();
-            batch.push(1, Operation::Del { withdraw: false }, (0..1_000).map(Message::from));
+            for id in 0..1_000 {
+                batch.push_single(id, Operation::Del { withdraw: false }, Message::from(id));
+            }
             batch.open();
             buffer.refuse(&mut batch);
             if batch.requests[0].refusal.is_some() {
@@ -392,7 +394,7 @@ mod tests {
             assert!(matches!(buffer.hold(&mut batch, &completions), Submitted::Pending));
             held += 1;
         }
-        assert_eq!(held, MOST_WAITING / (1_024 + 32 * 1_000) + 1);
+        assert_eq!(held, MOST_WAITING / (1_024 + 64 * 1_000 + 1_000) + 1);
         let mut taken = Taken::default();
         buffer.take(&mut taken, Duration::ZERO);
         buffer.written(taken.last);

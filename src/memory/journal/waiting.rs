@@ -7,11 +7,11 @@ use tokio::sync::oneshot;
 
 use crate::core::{Completions, Refusal, RequestBatch};
 
-/// The memory that a batch takes without its messages, rounded up.
+/// The memory that a batch takes without its requests and outcomes, rounded up.
 const BATCH_BYTES: u64 = 1_024;
 
-/// The memory that a message takes in a batch, with its outcome, rounded up.
-const MESSAGE_BYTES: u64 = 32;
+/// The memory that a request takes in a batch, rounded up.
+const REQUEST_BYTES: u64 = 64;
 
 #[expect(clippy::large_enum_variant, reason = "nearly all that waits are batches")]
 pub(super) enum Waiting {
@@ -23,7 +23,9 @@ impl Waiting {
     /// Returns the memory that it takes.
     pub(super) fn bytes(&self) -> u64 {
         match self {
-            Waiting::Batch(_, batch) => BATCH_BYTES + MESSAGE_BYTES * batch.messages().len() as u64,
+            Waiting::Batch(_, batch) => {
+                BATCH_BYTES + REQUEST_BYTES * batch.requests.len() as u64 + batch.outcomes().len() as u64
+            }
             Waiting::Task(_) => BATCH_BYTES,
         }
     }
