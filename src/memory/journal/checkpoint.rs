@@ -5,9 +5,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::Progress;
 use super::buffer::Buffer;
-use super::condition::Condition;
+use super::progress::Progress;
 use super::records::{self, BatchRecord, Event, GroupRecord};
 use crate::memory::shard::LOCKED_STEP;
 use crate::memory::wheel::MemoryWheel;
@@ -59,9 +58,7 @@ impl Checkpointer {
         if std::mem::take(&mut self.progress.state.lock().is_requested) {
             return true;
         }
-        let is_recording = matches!(self.buffer.condition(), Condition::Recording | Condition::Full);
-        // Each process begins a segment, so processes that end early leave short ones.
-        is_recording && self.progress.log_bytes() > self.progress.checkpoint_at()
+        self.progress.is_checkpoint_due(self.buffer.condition())
     }
 
     /// Appends a checkpoint. Stops if the journal fails or closes.

@@ -26,6 +26,7 @@ mod folder;
 mod log;
 mod options;
 mod outbox_replay;
+mod progress;
 mod records;
 mod recovery;
 mod segment;
@@ -34,24 +35,22 @@ mod tests;
 mod waiting;
 mod writer;
 
-use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
 use tracing::{error, warn};
 
 pub(super) use self::buffer::Buffer;
 use self::checkpoint::Checkpointer;
 pub(super) use self::condition::Condition;
-use self::folder::{Folder, Found, SEGMENT_LENGTH};
+use self::folder::{Folder, Found};
 pub use self::log::Damage;
 use self::log::Log;
 pub use self::options::{JournalError, JournalOptions, Recovered, SyncPolicy};
+use self::progress::Progress;
 pub(super) use self::records::{BatchRecord, Event};
 use self::segment::SegmentHead;
 use self::writer::Writer;
@@ -61,92 +60,6 @@ use super::wheel::MemoryWheel;
 use crate::clock::Clock;
 use crate::core::{GroupName, JournalStatus, Tick};
 use crate::process::parking;
-
-/// The minimum length of the log at which a checkpoint begins.
-const SHORTEST_LOG: u64 = 64 * 1_024 * 1_024;
-
-/// The bytes that a message in the wheel or in the outbox takes in a checkpoint, rounded up.
-const ENTRY_BYTES: u64 = 24;
-
-/// The state that the threads of a journal share.
-#[derive(Debug, Default)]
-pub(super) struct Progress {
-    /// The number of segments from the last checkpoint on.
-    segments: AtomicU32,
-    in_flight: AtomicU64,
-    /// The messages in the wheel and in the outbox.
-    held: AtomicU64,
-    /// The tick at which the pointer stood a short time ago.
-    pointer: AtomicU64,
-    /// The segment to which the writer writes.
-    current: Mutex<Option<Arc<File>>>,
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    /// The number of failed writes and syncs.
-    failures: u64,
-    /// Whether a checkpoint is to begin at once.
-    is_requested: bool,
-    /// The record with which the current checkpoint is complete, if it has been appended.
-    complete_with: Option<u64>,
-    /// The number of complete checkpoints.
-    checkpoints: u64,
-    /// Whether a sync in the background has failed.
-    sync_failed: bool,
-    is_closing: bool,
-    ended: Option<Result<(), String>>,
-}
-
-impl Progress {
-    /// Returns the room that the log takes from the last checkpoint on, in bytes.
-    fn log_bytes(&self) -> u64 {
-        u64::from(self.segments.load(Ordering::Relaxed)) * SEGMENT_LENGTH
-    }
-
-    /// Returns the room that the log takes, in bytes, above which a checkpoint begins.
-    fn checkpoint_at(&self) -> u64 {
-        SHORTEST_LOG.max(2 * ENTRY_BYTES * self.held.load(Ordering::Relaxed))
-    }
-
-    /// Returns whether a checkpoint is complete now that all records up to `last` are written.
-    fn complete(&self, last: u64) -> bool {
-        let mut state = self.state.lock();
-        let is_complete = state.complete_with.take_if(|with| *with <= last).is_some();
-        if is_complete {
-            state.checkpoints += 1;
-            self.changed.notify_all();
-        }
-        is_complete
-    }
-
-    fn failed(&self) {
-        let mut state = self.state.lock();
-        state.failures += 1;
-        state.complete_with = None;
-        self.changed.notify_all();
-    }
-
-    fn sync_failed(&self) {
-        self.state.lock().sync_failed = true;
-    }
-
-    fn take_sync_failure(&self) -> bool {
-        std::mem::take(&mut self.state.lock().sync_failed)
-    }
-
-    fn request_checkpoint(&self) {
-        self.state.lock().is_requested = true;
-        self.changed.notify_all();
-    }
-
-    fn end(&self, ended: Result<(), String>) {
-        self.state.lock().ended = Some(ended);
-        self.changed.notify_all();
-    }
-}
 
 /// A journal that is open.
 pub(super) struct Journal {

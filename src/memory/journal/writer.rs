@@ -20,12 +20,13 @@ use std::time::{Duration, Instant};
 
 use tracing::{error, info};
 
+use super::SyncPolicy;
 use super::buffer::Buffer;
 use super::condition::Condition;
 use super::folder::{Folder, SEGMENT_LENGTH};
+use super::progress::{Progress, whole_segments};
 use super::records::{Event, Taken};
 use super::segment::{BLOCK_HEAD_LENGTH, BlockHead, HEAD_LENGTH, SegmentHead};
-use super::{ENTRY_BYTES, Progress, SyncPolicy};
 use crate::core::Tick;
 
 /// How long the writer waits for records before it looks at its spare segments again.
@@ -76,6 +77,7 @@ impl Writer {
                     Err(error) => self.failed(&error),
                 }
                 self.make_room();
+                self.count_segments();
             }
             if taken.is_closing {
                 let ended = self.end();
@@ -180,6 +182,7 @@ impl Writer {
 
     fn count_segments(&self) {
         self.progress.segments.store(self.head.number + 1 - self.checkpoint, Ordering::Relaxed);
+        self.progress.spares.store(self.spare.len(), Ordering::Relaxed);
     }
 
     /// Makes the segments before the checkpoint spare, once the end of the checkpoint is on the disk too.
@@ -191,7 +194,8 @@ impl Writer {
                 self.make_spare(&segment)?;
             }
         }
-        self.count_segments();
+        // There is room now.
+        self.next_attempt = self.buffer.clock.now();
         Ok(())
     }
 
@@ -221,13 +225,11 @@ impl Writer {
     /// messages in flight. So a checkpoint can always be written, and frees what was written before it. Removes a spare
     /// segment if there are many more.
     fn create_spares(&mut self) -> io::Result<()> {
-        let segments = |bytes: u64| usize::try_from(bytes / SEGMENT_LENGTH).unwrap_or(usize::MAX);
-        let [in_flight, held] =
-            [&self.progress.in_flight, &self.progress.held].map(|count| count.load(Ordering::Relaxed));
+        let acks = whole_segments(ACK_LENGTH * self.progress.in_flight.load(Ordering::Relaxed));
         let current = if self.begun == self.checkpoint { 0 } else { self.head.number + 1 - self.begun };
-        let checkpoint = segments(ENTRY_BYTES * held).saturating_sub(current as usize);
-        let wanted = 1 + segments(ACK_LENGTH * in_flight) + checkpoint;
-        if self.spare.len() > wanted + segments(self.progress.checkpoint_at())
+        let checkpoint = self.progress.checkpoint_segments().saturating_sub(current as usize);
+        let wanted = 1 + acks + checkpoint;
+        if self.spare.len() > wanted + whole_segments(self.progress.checkpoint_at())
             && let Some(spare) = self.spare.pop_back()
         {
             // If it stays, the next start finds it.

@@ -1,0 +1,147 @@
+//! The state that the threads of a journal share.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::condition::Condition;
+use super::folder::SEGMENT_LENGTH;
+
+/// The minimum length of the log at which a checkpoint begins.
+const SHORTEST_LOG: u64 = 64 * 1_024 * 1_024;
+
+/// The bytes that a message in the wheel or in the outbox takes in a checkpoint, rounded up.
+const ENTRY_BYTES: u64 = 24;
+
+/// The progress of a journal, which its threads share.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    /// The number of segments from the last checkpoint on.
+    pub(super) segments: AtomicU32,
+    /// The number of spare segments.
+    pub(super) spares: AtomicUsize,
+    pub(super) in_flight: AtomicU64,
+    /// The messages in the wheel and in the outbox.
+    pub(super) held: AtomicU64,
+    /// The tick at which the pointer stood a short time ago.
+    pub(super) pointer: AtomicU64,
+    /// The segment to which the writer writes.
+    pub(super) current: Mutex<Option<Arc<File>>>,
+    pub(super) state: Mutex<State>,
+    pub(super) changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct State {
+    /// The number of failed writes and syncs.
+    pub(super) failures: u64,
+    /// Whether a checkpoint is to begin at once.
+    pub(super) is_requested: bool,
+    /// The record with which the current checkpoint is complete, if it has been appended.
+    pub(super) complete_with: Option<u64>,
+    /// The number of complete checkpoints.
+    pub(super) checkpoints: u64,
+    /// Whether a sync in the background has failed.
+    pub(super) sync_failed: bool,
+    pub(super) is_closing: bool,
+    pub(super) ended: Option<Result<(), String>>,
+}
+
+impl Progress {
+    /// Returns the room that the log takes from the last checkpoint on, in bytes.
+    pub(super) fn log_bytes(&self) -> u64 {
+        u64::from(self.segments.load(Ordering::Relaxed)) * SEGMENT_LENGTH
+    }
+
+    /// Returns the room that a checkpoint takes, in bytes.
+    fn checkpoint_bytes(&self) -> u64 {
+        ENTRY_BYTES * self.held.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of segments that a checkpoint takes. It begins a new one.
+    pub(super) fn checkpoint_segments(&self) -> usize {
+        1 + whole_segments(self.checkpoint_bytes())
+    }
+
+    /// Returns the room that the log takes, in bytes, above which a checkpoint begins.
+    pub(super) fn checkpoint_at(&self) -> u64 {
+        SHORTEST_LOG.max(2 * self.checkpoint_bytes())
+    }
+
+    /// Returns whether a checkpoint is due, and there is room for it. On a full disk it is due as soon as it frees room.
+    pub(super) fn is_checkpoint_due(&self, condition: Condition) -> bool {
+        let longest = match condition {
+            Condition::Recording => self.checkpoint_at(),
+            Condition::Full => SEGMENT_LENGTH + 2 * self.checkpoint_bytes(),
+            Condition::Failed | Condition::Rebuilding => return false,
+        };
+        self.log_bytes() > longest && self.spares.load(Ordering::Relaxed) >= self.checkpoint_segments()
+    }
+
+    /// Returns whether a checkpoint is complete now that all records up to `last` are written.
+    pub(super) fn complete(&self, last: u64) -> bool {
+        let mut state = self.state.lock();
+        let is_complete = state.complete_with.take_if(|with| *with <= last).is_some();
+        if is_complete {
+            state.checkpoints += 1;
+            self.changed.notify_all();
+        }
+        is_complete
+    }
+
+    pub(super) fn failed(&self) {
+        let mut state = self.state.lock();
+        state.failures += 1;
+        state.complete_with = None;
+        self.changed.notify_all();
+    }
+
+    pub(super) fn sync_failed(&self) {
+        self.state.lock().sync_failed = true;
+    }
+
+    pub(super) fn take_sync_failure(&self) -> bool {
+        std::mem::take(&mut self.state.lock().sync_failed)
+    }
+
+    pub(super) fn request_checkpoint(&self) {
+        self.state.lock().is_requested = true;
+        self.changed.notify_all();
+    }
+
+    pub(super) fn end(&self, ended: Result<(), String>) {
+        self.state.lock().ended = Some(ended);
+        self.changed.notify_all();
+    }
+}
+
+/// Returns the number of whole segments in a number of bytes.
+pub(super) fn whole_segments(bytes: u64) -> usize {
+    usize::try_from(bytes / SEGMENT_LENGTH).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checkpoint_is_due_earlier_on_a_full_disk_but_only_if_there_is_room_for_it() {
+        let progress = Progress::default();
+        progress.held.store(1_000_000, Ordering::Relaxed);
+        let is_due = |condition, segments, spares| {
+            progress.segments.store(segments, Ordering::Relaxed);
+            progress.spares.store(spares, Ordering::Relaxed);
+            progress.is_checkpoint_due(condition)
+        };
+        // The entries take 24 MB, so the checkpoint takes two segments.
+        assert!(!is_due(Condition::Recording, 4, 2));
+        assert!(is_due(Condition::Recording, 5, 2));
+        assert!(!is_due(Condition::Recording, 5, 1));
+        assert!(!is_due(Condition::Full, 3, 2));
+        assert!(is_due(Condition::Full, 4, 2));
+        assert!(!is_due(Condition::Full, 4, 1));
+        assert!(!is_due(Condition::Failed, 5, 2));
+    }
+}
