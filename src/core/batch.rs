@@ -121,6 +121,7 @@ impl StormRule {
 
 /// Messages of one expired tick: the unit of delivery.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "sidecar", derive(serde::Serialize, serde::Deserialize))]
 pub struct TimeoutBatch {
     /// The id of the batch.
     pub id: BatchId,

@@ -17,6 +17,7 @@ const GENERATED: &str = "ephemeral-";
 /// The name of a consumer group: `[A-Za-z0-9_.-]{1,64}`. Each group gets every timeout batch, and a batch is delivered
 /// to one subscriber of the group at a time.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "sidecar", derive(serde::Serialize, serde::Deserialize))]
 pub struct GroupName(Arc<str>);
 
 /// The error for a text that is not a group name.

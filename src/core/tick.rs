@@ -66,6 +66,7 @@ pub(crate) const MAX_TICK: Duration = Duration::from_secs(30);
 
 /// The dimensions of a ring: the number of slots and the length of a tick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "sidecar", derive(serde::Serialize, serde::Deserialize))]
 pub struct Wheel {
     slots: u16,
     tick_length: Duration,

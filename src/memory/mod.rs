@@ -15,6 +15,8 @@ mod submit;
 mod table;
 mod wheel;
 
+#[cfg(fuzzing)]
+pub use journal::first_segment_of;
 pub use journal::{Damage, JournalError, JournalOptions, Recovered, SyncPolicy};
 pub use options::{MemoryOptions, expiry_time, most_kept};
 pub use outbox::MemoryOutbox;

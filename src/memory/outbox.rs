@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use parking_lot::{Mutex, RwLock};
 
-use super::journal::{BatchRecord, Buffer, Event};
+use super::journal::{Buffer, Event};
 use super::queue::{Group, Queue, Stored};
 use crate::core::{
     Backlog, BatchId, Delivery, Dropped, GroupBacklog, GroupName, GroupOptions, MAX_GROUPS, Outbox, Reason,
@@ -51,7 +51,7 @@ impl MemoryOutbox {
     }
 
     /// Waits until the journal has written everything that was recorded.
-    async fn recorded(&self) {
+    pub(super) async fn recorded(&self) {
         if let Some(journal) = &self.journal {
             journal.all_written().await;
         }
@@ -63,8 +63,8 @@ impl MemoryOutbox {
         queue.groups.values_mut().for_each(|group| group.unsettled += 1);
         let unsettled = queue.groups.len();
         self.record(|| {
-            let lived_ms = self.journal.as_ref().map_or(0, |journal| journal.lived_ms(expired_at));
-            Event::Batch(BatchRecord::new(queue.end, lived_ms, &batch))
+            let expired_lived_ms = self.journal.as_ref().map_or(0, |journal| journal.lived_ms(expired_at));
+            Event::Batch { position: queue.end, expired_lived_ms, batch: Arc::clone(&batch) }
         });
         queue.append(Stored { batch, expired_at, kept_since: expired_at, unsettled });
         drop(queue);
@@ -93,7 +93,7 @@ impl MemoryOutbox {
             }
         }
         if !taken.is_empty() && !group.ephemeral {
-            self.record(|| Event::Taken { group: name.to_string(), batches: taken });
+            self.record(|| Event::Taken { group: name.clone(), batches: taken });
         }
         deliveries
     }
@@ -111,7 +111,7 @@ impl MemoryOutbox {
         };
         let deliveries = batches.iter().filter_map(retake).collect();
         if !taken.is_empty() && !group.ephemeral {
-            self.record(|| Event::Taken { group: name.to_string(), batches: taken });
+            self.record(|| Event::Taken { group: name.clone(), batches: taken });
         }
         deliveries
     }
@@ -131,7 +131,7 @@ impl Outbox for MemoryOutbox {
             let is_new = queue.open_group(group, opening, now);
             if is_new && !opening.ephemeral {
                 let next = queue.groups.get(group).map_or(0, |group| group.next);
-                self.record(|| Event::Opened { group: group.to_string(), next });
+                self.record(|| Event::Opened { group: group.clone(), next });
             }
             is_new
         };
@@ -150,7 +150,7 @@ impl Outbox for MemoryOutbox {
     async fn delete_group(&self, group: &GroupName) -> Result<bool, Refusal> {
         let is_deleted = {
             let mut queue = self.queue.lock();
-            self.record(|| Event::Deleted { group: group.to_string() });
+            self.record(|| Event::Deleted { group: group.clone() });
             queue.delete_group(group)
         };
         self.recorded().await;
@@ -184,7 +184,7 @@ impl Outbox for MemoryOutbox {
             let positions: Vec<u64> = batches.iter().filter_map(|batch| queue.settle(group, *batch)).collect();
             let count = positions.len() as u64;
             if count > 0 && !queue.groups.get(group).is_some_and(|group| group.ephemeral) {
-                self.record(|| Event::Settled { group: group.to_string(), positions });
+                self.record(|| Event::Settled { group: group.clone(), positions });
             }
             count
         };
@@ -232,7 +232,7 @@ impl Outbox for MemoryOutbox {
         let abandoned = others.filter(|(_, group)| is_old(group.attended_at));
         dropped.groups = abandoned.map(|(name, _)| name.clone()).collect();
         for group in &dropped.groups {
-            self.record(|| Event::Deleted { group: group.to_string() });
+            self.record(|| Event::Deleted { group: group.clone() });
             queue.delete_group(group);
         }
         Ok(dropped)

@@ -110,10 +110,10 @@ impl Queue {
     }
 
     /// Inserts a batch of a journal at its position.
-    pub(super) fn insert(&mut self, position: u64, batch: TimeoutBatch, expired_at: Instant) {
+    pub(super) fn insert(&mut self, position: u64, batch: Arc<TimeoutBatch>, expired_at: Instant) {
         self.remove(position);
         let end = std::mem::replace(&mut self.end, position);
-        let stored = Stored { batch: Arc::new(batch), expired_at, kept_since: expired_at, unsettled: 0 };
+        let stored = Stored { batch, expired_at, kept_since: expired_at, unsettled: 0 };
         self.append(stored);
         // A checkpoint repeats batches, also ones before others that were published meanwhile.
         self.end = self.end.max(end);
@@ -127,28 +127,9 @@ impl Queue {
             let first = *first;
             self.remove(first);
         }
-    }
-
-    /// Completes a queue that was read from a journal: counts the batches that each group has not settled, and removes
-    /// the batches that all groups have settled. `expired_at` is the time at which the tick of a batch expired.
-    pub(super) fn complete(&mut self, expired_at: impl Fn(u64) -> Instant, now: Instant) {
-        let mut settled = Vec::new();
-        for (position, stored) in &mut self.batches {
-            (stored.expired_at, stored.kept_since, stored.unsettled) = (expired_at(*position), now, 0);
-            for group in self.groups.values_mut() {
-                if *position >= group.next || group.released.contains_key(position) {
-                    group.unsettled += 1;
-                    stored.unsettled += 1;
-                }
-            }
-            if stored.unsettled == 0 {
-                settled.push(*position);
-            }
+        for group in self.groups.values_mut() {
+            group.released = group.released.split_off(&position);
         }
-        for position in settled {
-            self.remove(position);
-        }
-        self.restored_at = Some(now);
     }
 
     /// Records that one more group has settled a batch. Removes the batch if this was the last group.
@@ -162,10 +143,10 @@ impl Queue {
 }
 
 impl Group {
-    /// Restores a group of a journal. No subscriber holds a batch after a restart.
-    pub(super) fn restored(next: u64, held: Vec<(u64, u32)>, now: Instant) -> Group {
-        let released = held.into_iter().collect();
-        Group { next, taken: BTreeMap::new(), released, unsettled: 0, attended_at: now, ephemeral: false }
+    /// Restores a group of a journal, which has settled all batches before a position.
+    pub(super) fn restored(next: u64, now: Instant) -> Group {
+        let (taken, released) = (BTreeMap::new(), BTreeMap::new());
+        Group { next, taken, released, unsettled: 0, attended_at: now, ephemeral: false }
     }
 }
 
@@ -193,7 +174,11 @@ mod tests {
             messages: Vec::new(),
         };
         for position in [5, 6, 5] {
-            queue.insert(position, batch(u32::try_from(position).unwrap()), now + Duration::from_secs(1));
+            queue.insert(
+                position,
+                Arc::new(batch(u32::try_from(position).unwrap())),
+                now + Duration::from_secs(1),
+            );
         }
         assert_eq!((queue.positions(), queue.batches.len()), (5..7, 2));
     }

@@ -255,11 +255,6 @@ impl Shard {
         self.overtaken.push((tick, timed_out));
     }
 
-    /// Returns the number of Acks of each of these ticks that has some.
-    pub(super) fn acked(&mut self, ticks: impl Iterator<Item = Tick>, wheel: Wheel) -> Vec<(Tick, u64)> {
-        ticks.map(|tick| (tick, self.of_tick(tick, wheel).acked)).filter(|(_, acked)| *acked > 0).collect()
-    }
-
     /// Lists and marks messages of `ticks`, which have expired or expire next. Starts at segment `at` of the table,
     /// and moves `at`. Calls `listed` for each message, with the index of its tick in `ticks`. Returns whether all
     /// messages are listed.

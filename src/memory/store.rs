@@ -147,15 +147,6 @@ impl MemoryRing {
     }
 }
 
-impl MemoryRing {
-    /// Waits until the journal has written everything that was recorded.
-    async fn recorded(&self) {
-        if let Some(journal) = &self.wheel.journal {
-            journal.all_written().await;
-        }
-    }
-}
-
 #[async_trait]
 impl Ring for MemoryRing {
     fn wheel(&self) -> Wheel {
@@ -178,7 +169,7 @@ impl Ring for MemoryRing {
 
     async fn get(&self, messages: &[Message], now: Instant) -> Result<Vec<MessageState>, Refusal> {
         let states = self.wheel.get(messages, now);
-        self.recorded().await;
+        self.wheel.outbox.recorded().await;
         Ok(states)
     }
 
@@ -186,7 +177,7 @@ impl Ring for MemoryRing {
         let advance = self.wheel.advance(now);
         if matches!(advance, Advance::Moved { .. }) {
             // The next tick does not expire before this is written. A slow disk thus shifts deadlines.
-            self.recorded().await;
+            self.wheel.outbox.recorded().await;
         }
         Ok(advance)
     }

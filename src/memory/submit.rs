@@ -164,12 +164,12 @@ impl MemoryWheel {
                     }
                     Err(_) => {}
                 }
-                shards.push((number, shard, items));
+                shards.push((shard, items));
             }
             self.in_flight.reserve(new)?;
             let before = batch.in_flight_change();
-            for (number, shard, items) in &mut shards {
-                self.run_shard(*number, shard, items, batch, position);
+            for (shard, items) in &mut shards {
+                self.run_shard(shard, items, batch, position);
             }
             let change = batch.in_flight_change().wrapping_sub(before);
             debug_assert_eq!(change, new, "all shards of the request are locked");
@@ -179,21 +179,14 @@ impl MemoryWheel {
 
     /// Applies adds and dels to the messages of a shard, and records what changed.
     #[inline]
-    fn run_shard(
-        &self,
-        number: usize,
-        shard: &mut Shard,
-        items: &[Item],
-        batch: &mut RequestBatch,
-        position: &Position,
-    ) {
+    fn run_shard(&self, shard: &mut Shard, items: &[Item], batch: &mut RequestBatch, position: &Position) {
         shard.run(items, batch, position);
         if let Some(journal) = &self.journal {
             let overtaken = shard.added_again.iter().map(|(tick, timed_out)| Event::Overtaken {
                 tick: tick.seen_from(position.pointer),
                 timed_out: *timed_out,
             });
-            journal.append_changes(number, items, batch, overtaken);
+            journal.append_changes(items, batch, overtaken);
         }
     }
 
@@ -213,12 +206,12 @@ impl MemoryWheel {
             let mut held = 0_u128;
             for (number, items) in sorted.groups() {
                 match self.shards.list[number].try_lock() {
-                    Some(mut shard) => self.run_shard(number, &mut shard, items, batch, position),
+                    Some(mut shard) => self.run_shard(&mut shard, items, batch, position),
                     None => held |= 1 << number,
                 }
             }
             for (number, items) in sorted.groups().filter(|(number, _)| held >> number & 1 == 1) {
-                self.run_shard(number, &mut self.shards.list[number].lock(), items, batch, position);
+                self.run_shard(&mut self.shards.list[number].lock(), items, batch, position);
             }
         });
         batch.in_flight_change().wrapping_sub(before)

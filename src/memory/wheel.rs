@@ -72,9 +72,9 @@ pub(super) struct MemoryWheel {
     /// The journal that records all changes, if there is one.
     pub(super) journal: Option<Arc<Buffer>>,
     /// The time that corresponds to stamp 0.
-    origin: Instant,
+    pub(super) origin: Instant,
     /// The latest time of any add, in ns since `origin`: see [`MemoryWheel::advance`].
-    latest_ns: AtomicU64,
+    pub(super) latest_ns: AtomicU64,
 }
 
 impl MemoryWheel {
@@ -83,18 +83,6 @@ impl MemoryWheel {
         start: (u64, Tick),
         outbox: Arc<MemoryOutbox>,
         now: Instant,
-    ) -> Self {
-        MemoryWheel::with_journal(options, start, outbox, now, now, None)
-    }
-
-    /// Creates a wheel whose changes are recorded. `origin` is the time that corresponds to stamp 0.
-    pub(super) fn with_journal(
-        options: MemoryOptions,
-        start: (u64, Tick),
-        outbox: Arc<MemoryOutbox>,
-        origin: Instant,
-        now: Instant,
-        journal: Option<Arc<Buffer>>,
     ) -> Self {
         let (epoch, pointer) = start;
         MemoryWheel {
@@ -114,14 +102,10 @@ impl MemoryWheel {
             )),
             expiry: Mutex::new(Expiry::new(options.wheel, pointer)),
             outbox,
-            journal,
-            origin,
+            journal: None,
+            origin: now,
             latest_ns: AtomicU64::new(0),
         }
-    }
-
-    pub(super) const fn origin(&self) -> Instant {
-        self.origin
     }
 
     pub(super) fn stamp(&self, now: Instant) -> Stamp {

@@ -62,10 +62,8 @@ pub(in crate::memory) struct Buffer {
     waiting: AtomicU64,
     condition: AtomicU8,
     pub(super) clock: Arc<Clock>,
-    /// The start of the process.
+    /// The beginning of the wheel's life, without the time in which no process ran.
     origin: Instant,
-    /// How long the wheel had lived before that.
-    lived_before_ms: u64,
     /// Whether threads of the runtime call [`Buffer::wake_writer`] when they have nothing to do.
     wakes_late: bool,
     refusals: Refusals,
@@ -86,7 +84,7 @@ struct Pending {
 }
 
 impl Buffer {
-    pub(super) fn new(clock: &Arc<Clock>, origin: Instant, lived_before_ms: u64, wakes_late: bool) -> Buffer {
+    pub(super) fn new(clock: &Arc<Clock>, origin: Instant, wakes_late: bool) -> Buffer {
         Buffer {
             pending: Mutex::new(Pending {
                 block: vec![0; BLOCK_HEAD_LENGTH],
@@ -106,7 +104,6 @@ impl Buffer {
             condition: AtomicU8::new(Condition::Recording as u8),
             clock: Arc::clone(clock),
             origin,
-            lived_before_ms,
             wakes_late,
             refusals: Refusals::new(),
         }
@@ -124,7 +121,7 @@ impl Buffer {
     /// Returns whether the disk answers.
     pub(in crate::memory) fn is_prompt(&self) -> bool {
         let oldest = self.oldest_ms.load(Ordering::Relaxed);
-        oldest == 0 || self.elapsed_ms(self.clock.now()).saturating_sub(oldest - 1) < SLOW_MS
+        oldest == 0 || self.lived_ms(self.clock.now()).saturating_sub(oldest - 1) < SLOW_MS
     }
 
     /// Refuses requests of a batch, if the journal cannot record what they do.
@@ -149,14 +146,13 @@ impl Buffer {
     /// Appends the changes of a request batch to a shard. The caller has locked the shard.
     pub(in crate::memory) fn append_changes(
         &self,
-        shard: usize,
         items: &[Item],
         batch: &RequestBatch,
         overtaken: impl Iterator<Item = Event>,
     ) {
         let mut pending = self.pending.lock();
         let before = pending.block.len();
-        records::write_changes(&mut pending.block, shard, items, batch);
+        records::write_changes(&mut pending.block, items, batch);
         overtaken.for_each(|event| event.write(&mut pending.block));
         if pending.block.len() == before {
             return;
@@ -202,13 +198,9 @@ impl Buffer {
         self.unwritten.store(pending.block.len() as u64, Ordering::Relaxed);
         self.is_waiting.store(true, Ordering::Relaxed);
         if self.oldest_ms.load(Ordering::Relaxed) == 0 {
-            self.oldest_ms.store(self.elapsed_ms(now) + 1, Ordering::Relaxed);
+            self.oldest_ms.store(self.lived_ms(now) + 1, Ordering::Relaxed);
         }
         *pending.first_at.get_or_insert(now)
-    }
-
-    fn elapsed_ms(&self, now: Instant) -> u64 {
-        u64::try_from(now.saturating_duration_since(self.origin).as_millis()).unwrap_or(u64::MAX)
     }
 
     /// Wakes the writer if there is something to write. A thread of the runtime calls this before it waits for events.
@@ -302,7 +294,7 @@ impl Buffer {
     fn release(&self, last: u64, refusal: Option<&Arc<Refusal>>) {
         let mut pending = self.pending.lock();
         pending.written = last;
-        let oldest = pending.first_at.map_or(0, |first| self.elapsed_ms(first) + 1);
+        let oldest = pending.first_at.map_or(0, |first| self.lived_ms(first) + 1);
         self.oldest_ms.store(oldest, Ordering::Relaxed);
         self.unwritten.store((pending.block.len() - BLOCK_HEAD_LENGTH) as u64, Ordering::Relaxed);
         let count = pending.waiting.partition_point(|(waits_for, _)| *waits_for <= last);
@@ -328,13 +320,7 @@ impl Buffer {
 
     /// Returns how long the wheel has lived at a time, without the time in which no process ran.
     pub(in crate::memory) fn lived_ms(&self, at: Instant) -> u64 {
-        match self.origin.checked_duration_since(at) {
-            Some(before) => {
-                let before_ms = u64::try_from(before.as_millis()).unwrap_or(u64::MAX);
-                self.lived_before_ms.saturating_sub(before_ms)
-            }
-            None => self.lived_before_ms + self.elapsed_ms(at),
-        }
+        u64::try_from(at.saturating_duration_since(self.origin).as_millis()).unwrap_or(u64::MAX)
     }
 
     pub(super) fn last_appended(&self) -> u64 {
@@ -360,7 +346,7 @@ mod tests {
 
     fn buffer() -> Buffer {
         let clock = Arc::new(Clock::start());
-        Buffer::new(&clock, clock.now(), 0, false)
+        Buffer::new(&clock, clock.now(), false)
     }
 
     #[test]

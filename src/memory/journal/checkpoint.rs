@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use super::buffer::Buffer;
 use super::progress::Progress;
-use super::records::{self, BatchRecord, Event, GroupRecord};
+use super::records::{self, Event};
+use crate::core::Tick;
 use crate::memory::shard::LOCKED_STEP;
 use crate::memory::wheel::MemoryWheel;
 
@@ -106,11 +107,11 @@ impl Checkpointer {
 
     /// Appends all entries, batches and groups.
     fn walk(&self, wheel: &MemoryWheel, failures: u64) -> Option<()> {
-        for (number, shard) in wheel.shards.list.iter().enumerate() {
+        for shard in &wheel.shards.list {
             let (mut position, mut is_complete) = (0, false);
             while !is_complete {
                 self.wait_for_writer(failures)?;
-                let state = wheel.state.read();
+                let _state = wheel.state.read();
                 let mut shard = shard.lock();
                 let stamp = wheel.stamp(self.buffer.clock.now());
                 self.buffer.append(|bytes| {
@@ -120,44 +121,49 @@ impl Checkpointer {
                         true
                     });
                     records::end_entries(bytes, begin);
-                    if is_complete {
-                        let shard_number = u8::try_from(number).unwrap_or(u8::MAX);
-                        let acked =
-                            shard.acked(wheel.shards.open_ticks(state.expired_below), wheel.shards.options.wheel);
-                        Event::Counts { shard: shard_number, acked }.write(bytes);
-                    }
                 });
                 parking_lot::MutexGuard::unlock_fair(shard);
             }
         }
+        self.append_acked(wheel);
         let positions = wheel.outbox.queue.lock().positions();
         for position in positions {
             self.wait_for_writer(failures)?;
             let queue = wheel.outbox.queue.lock();
             if let Some(stored) = queue.batches.get(&position) {
-                let expired = self.buffer.lived_ms(stored.expired_at);
-                let event = Event::Batch(BatchRecord::new(position, expired, &stored.batch));
-                self.buffer.append_event(&event);
+                let expired_lived_ms = self.buffer.lived_ms(stored.expired_at);
+                let batch = Arc::clone(&stored.batch);
+                self.buffer.append_event(&Event::Batch { position, expired_lived_ms, batch });
             }
         }
         let queue = wheel.outbox.queue.lock();
-        let groups = queue.groups.iter().filter(|(_, group)| !group.ephemeral);
-        let groups = groups
-            .map(|(name, group)| GroupRecord {
-                name: name.to_string(),
-                next: group.next,
-                held: group
-                    .taken
-                    .iter()
-                    .chain(&group.released)
-                    .map(|(position, count)| (*position, *count))
-                    .collect(),
-            })
-            .collect();
-        let positions = queue.positions();
-        let event = Event::Groups { begin: positions.start, end: positions.end, groups };
-        self.buffer.append_event(&event);
+        self.buffer.append(|bytes| {
+            let positions = queue.positions();
+            Event::Positions { begin: positions.start, end: positions.end }.write(bytes);
+            for (name, group) in queue.groups.iter().filter(|(_, group)| !group.ephemeral) {
+                Event::Opened { group: name.clone(), next: group.next }.write(bytes);
+                let held = group.taken.iter().chain(&group.released);
+                let batches = held.map(|(position, count)| (*position, *count)).collect();
+                Event::Taken { group: name.clone(), batches }.write(bytes);
+            }
+        });
         Some(())
+    }
+
+    /// Appends the number of Acks of each tick that has not expired. No request is processed meanwhile, so later Acks are
+    /// those behind this record.
+    fn append_acked(&self, wheel: &MemoryWheel) {
+        let state = wheel.state.write();
+        let mut ticks: Vec<(Tick, u64)> =
+            wheel.shards.open_ticks(state.expired_below).map(|tick| (tick, 0)).collect();
+        for shard in &wheel.shards.list {
+            let mut shard = shard.lock();
+            for (tick, acked) in &mut ticks {
+                *acked += shard.of_tick(*tick, wheel.shards.options.wheel).acked;
+            }
+        }
+        ticks.retain(|(_, acked)| *acked > 0);
+        self.buffer.append_event(&Event::Acked { ticks });
     }
 
     /// Tells the writer with which record the checkpoint is complete, and waits until that is written.

@@ -12,9 +12,9 @@ use tracing::error;
 use super::JournalError;
 use super::folder::{Folder, Found};
 use super::records::read;
-use super::recovery::{Replay, stamp_of};
+use super::recovery::Replay;
 use super::segment::{BlockHead, HEAD_LENGTH, SegmentHead, scan};
-use crate::core::Moment;
+use crate::core::{Moment, Stamp};
 use crate::memory::wheel::MemoryWheel;
 
 /// A part of a segment that is not valid.
@@ -31,11 +31,11 @@ pub struct Damage {
 /// The log of a journal, before its records are applied.
 pub(super) struct Log {
     /// All segments, in their order.
-    segments: Vec<(SegmentHead, PathBuf)>,
+    pub(super) segments: Vec<(SegmentHead, PathBuf)>,
     /// The head of the last valid block.
     last: Option<BlockHead>,
     /// The length of the last segment up to the end of its last valid block.
-    length: u64,
+    pub(super) length: u64,
     pub(super) damages: Vec<Damage>,
 }
 
@@ -76,11 +76,6 @@ impl Log {
         segments
     }
 
-    /// Returns the length of the last segment.
-    pub(super) fn length(&self) -> u64 {
-        self.length
-    }
-
     /// Returns the segment with which recovery begins.
     pub(super) fn checkpoint(&self) -> Option<u32> {
         self.last.map(|last| last.checkpoint)
@@ -105,23 +100,22 @@ impl Log {
         let needed = &self.segments[first..];
         self.damages.retain(|damage| self.segments[..first].iter().all(|(_, path)| *path != damage.path));
         let Some((first, _)) = needed.first() else { return Ok(0) };
-        let (mut replay, mut epoch) = (Replay::new(wheel, first.pointer), first.epoch);
+        let last = self.last.map_or(moment.unix_ms(), |last| last.unix_ms);
+        let away = Duration::from_millis(moment.unix_ms().saturating_sub(last));
+        let mut replay = Replay::new(wheel, first.pointer, away);
         let mut expected = checkpoint.max(1);
         for (number, (head, path)) in needed.iter().enumerate() {
             for missing in expected..head.number {
                 self.damages.push(Damage { path: folder.segment(missing), offset: 0, bytes: 0 });
             }
             expected = head.number + 1;
-            if std::mem::replace(&mut epoch, head.epoch) != head.epoch {
-                replay.begin_process();
-            }
             let bytes = Folder::read(path)?;
             // A segment that ends before the length that its successor knows is damaged.
             let next = needed.get(number + 1).filter(|(next, _)| next.number == expected);
             let known = next.map_or(0, |(next, _)| usize::try_from(next.previous_length).unwrap_or(usize::MAX));
             let (damages, _) = scan(head.number, &bytes, known, |offset, block| {
-                let stamp = stamp_of(block.head.lived_ms);
-                if read(block.records, |part| replay.apply(part, stamp)).is_none() {
+                let stamp = Stamp::after(Duration::from_millis(block.head.lived_ms));
+                if read(block.records, stamp, |part| replay.apply(part)).is_none() {
                     error!(
                         path = %path.display(),
                         offset,
@@ -133,13 +127,6 @@ impl Log {
                 damages.into_iter().map(|at| Damage { path: path.clone(), offset: at.start, bytes: at.len() });
             self.damages.extend(damages);
         }
-        let last = self.last.map_or(moment.unix_ms(), |last| last.unix_ms);
-        let away = Duration::from_millis(moment.unix_ms().saturating_sub(last));
-        Ok(replay.finish(self.lived_ms(), away, moment.now))
+        Ok(replay.finish(moment.now))
     }
-}
-
-/// Returns the largest epoch of all segments, and of none 0.
-pub(super) fn last_epoch(found: &Found) -> u64 {
-    found.segments.iter().map(|(head, _)| head.epoch).max().unwrap_or(0)
 }

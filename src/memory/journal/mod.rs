@@ -37,10 +37,12 @@ mod writer;
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tracing::{error, warn};
 
 pub(super) use self::buffer::Buffer;
@@ -51,8 +53,10 @@ pub use self::log::Damage;
 use self::log::Log;
 pub use self::options::{JournalError, JournalOptions, Recovered, SyncPolicy};
 use self::progress::Progress;
-pub(super) use self::records::{BatchRecord, Event};
+pub(super) use self::records::Event;
 use self::segment::SegmentHead;
+#[cfg(fuzzing)]
+pub use self::segment::first_segment_of;
 use self::writer::Writer;
 use super::options::MemoryOptions;
 use super::outbox::MemoryOutbox;
@@ -65,6 +69,8 @@ use crate::process::parking;
 pub(super) struct Journal {
     pub(super) buffer: Arc<Buffer>,
     progress: Arc<Progress>,
+    /// The writer, until it is closed.
+    writer: Mutex<Option<JoinHandle<Result<(), String>>>>,
     pub(super) path: PathBuf,
     /// The number of damaged parts at the start.
     damaged: u64,
@@ -85,7 +91,10 @@ impl Journal {
             return Err(JournalError::OtherWheel { path, saved: head.wheel, asked: options.wheel });
         }
         let mut log = Log::open(&found)?;
-        let epoch = moment.unix_ms().max(log::last_epoch(&found) + 1);
+        let last_epoch = found.segments.last().map_or(0, |(head, _)| head.epoch);
+        let epoch = moment.unix_ms().max(last_epoch + 1);
+        let lived = Duration::from_millis(log.lived_ms());
+        let origin = moment.now.checked_sub(lived).unwrap_or(moment.now);
         let progress = Arc::new(Progress::default());
         let buffer = Arc::new_cyclic(|buffer: &Weak<Buffer>| {
             let buffer = Weak::clone(buffer);
@@ -94,21 +103,15 @@ impl Journal {
                     buffer.wake_writer();
                 }
             });
-            Buffer::new(clock, moment.now, log.lived_ms(), wakes_late)
+            Buffer::new(clock, origin, wakes_late)
         });
         let outbox = Arc::new(MemoryOutbox::with_journal(options.retention, moment.now, Arc::clone(&buffer)));
         let start = Tick(moment.unix_ms() / u64::from(options.wheel.tick_ms()));
-        let lived = Duration::from_millis(log.lived_ms());
-        let origin = moment.now.checked_sub(lived).unwrap_or(moment.now);
-        let wheel = MemoryWheel::with_journal(
-            options,
-            (epoch, start),
-            outbox,
+        let wheel = Arc::new(MemoryWheel {
             origin,
-            moment.now,
-            Some(Arc::clone(&buffer)),
-        );
-        let wheel = Arc::new(wheel);
+            journal: Some(Arc::clone(&buffer)),
+            ..MemoryWheel::new(options, (epoch, start), outbox, moment.now)
+        });
         let in_flight = log.apply(&folder, &wheel, moment)?;
         for Damage { path, offset, bytes } in &log.damages {
             error!(
@@ -119,17 +122,18 @@ impl Journal {
         let recovered = Recovered { in_flight, is_old: log.checkpoint().is_some(), damages: log.damages.clone() };
         let writer = first_segment(&folder, found, &log, &wheel, &buffer, &progress, journal.sync)?;
         let checkpointer = Checkpointer::new(&wheel, &buffer, &progress);
-        start_threads(writer, checkpointer, journal.sync, &progress).map_err(|cause| JournalError::Io {
+        let started = start_threads(writer, checkpointer, journal.sync, &progress);
+        let writer = started.map_err(|cause| JournalError::Io {
             what: "start the threads for",
             path: journal.folder.clone(),
             cause,
         })?;
         if !recovered.is_old {
-            let group = GroupName::default_group().to_string();
-            buffer.append_event(&Event::Opened { group, next: 0 });
+            buffer.append_event(&Event::Opened { group: GroupName::default_group(), next: 0 });
         }
         let damaged = recovered.damages.len() as u64;
-        Ok((Journal { buffer, progress, path: journal.folder.clone(), damaged }, wheel, recovered))
+        let (writer, path) = (Mutex::new(Some(writer)), journal.folder.clone());
+        Ok((Journal { buffer, progress, writer, path, damaged }, wheel, recovered))
     }
 
     pub(super) fn status(&self) -> JournalStatus {
@@ -145,11 +149,8 @@ impl Journal {
     /// Writes everything, and ends the threads. Fails if not everything could be written.
     pub(super) fn close(&self) -> Result<(), String> {
         self.begin_closing();
-        let mut state = self.progress.state.lock();
-        while state.ended.is_none() {
-            self.progress.changed.wait(&mut state);
-        }
-        state.ended.clone().unwrap_or(Ok(()))
+        let Some(writer) = self.writer.lock().take() else { return Ok(()) };
+        writer.join().unwrap_or_else(|_| Err(String::from("its thread panicked")))
     }
 
     fn begin_closing(&self) {
@@ -179,8 +180,8 @@ fn first_segment(
     let last_number = numbers.chain(found.headless.iter().map(|(number, _)| *number)).max().unwrap_or(0);
     let checkpoint = log.checkpoint().unwrap_or(last_number + 1);
     let spares = found.spare.iter().filter_map(|path| number_of(path)).max().unwrap_or(0);
-    let is_old = |(head, _): &(SegmentHead, PathBuf)| head.number < checkpoint;
-    let old = found.segments.into_iter().filter(is_old).map(|(_, path)| path).chain(found.empty);
+    let is_old = |(head, _): &&(SegmentHead, PathBuf)| head.number < checkpoint;
+    let old = log.segments.iter().filter(is_old).map(|(_, path)| path).chain(&found.empty);
     let head = SegmentHead {
         number: last_number,
         wheel: wheel.shards.options.wheel,
@@ -195,7 +196,7 @@ fn first_segment(
         sync,
         head,
         file: None,
-        length: log.length(),
+        length: log.length,
         first: checkpoint,
         checkpoint,
         begun: checkpoint,
@@ -205,7 +206,7 @@ fn first_segment(
     };
     let failed = |cause| JournalError::Io { what: "write to", path: folder.path.clone(), cause };
     for segment in old {
-        writer.make_spare(&segment).map_err(failed)?;
+        writer.make_spare(segment).map_err(failed)?;
     }
     match writer.next_segment() {
         // Acks count in memory, and the writer tries again.
@@ -231,15 +232,15 @@ fn start_threads(
     checkpointer: Checkpointer,
     sync: SyncPolicy,
     progress: &Arc<Progress>,
-) -> io::Result<()> {
+) -> io::Result<JoinHandle<Result<(), String>>> {
     let start = |name: &str| thread::Builder::new().name(name.to_owned());
-    start("journal").spawn(move || writer.run())?;
+    let writer = start("journal").spawn(move || writer.run())?;
     start("checkpoint").spawn(move || checkpointer.run())?;
     if let SyncPolicy::Every(interval) = sync {
         let progress = Arc::clone(progress);
         start("journal-sync").spawn(move || sync_at_intervals(&progress, interval))?;
     }
-    Ok(())
+    Ok(writer)
 }
 
 /// Syncs the current segment again and again. The writer syncs a segment that it leaves.
@@ -257,7 +258,7 @@ fn sync_at_intervals(progress: &Progress, interval: Duration) {
             && let Err(error) = file.sync_data()
         {
             warn!(%error, "the journal could not be synced");
-            progress.sync_failed();
+            progress.sync_failed.store(true, Ordering::Relaxed);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::{Condvar, Mutex};
 
@@ -27,6 +27,8 @@ pub(super) struct Progress {
     pub(super) held: AtomicU64,
     /// The tick at which the pointer stood a short time ago.
     pub(super) pointer: AtomicU64,
+    /// Whether a sync in the background has failed.
+    pub(super) sync_failed: AtomicBool,
     /// The segment to which the writer writes.
     pub(super) current: Mutex<Option<Arc<File>>>,
     pub(super) state: Mutex<State>,
@@ -43,10 +45,7 @@ pub(super) struct State {
     pub(super) complete_with: Option<u64>,
     /// The number of complete checkpoints.
     pub(super) checkpoints: u64,
-    /// Whether a sync in the background has failed.
-    pub(super) sync_failed: bool,
     pub(super) is_closing: bool,
-    pub(super) ended: Option<Result<(), String>>,
 }
 
 impl Progress {
@@ -98,21 +97,8 @@ impl Progress {
         self.changed.notify_all();
     }
 
-    pub(super) fn sync_failed(&self) {
-        self.state.lock().sync_failed = true;
-    }
-
-    pub(super) fn take_sync_failure(&self) -> bool {
-        std::mem::take(&mut self.state.lock().sync_failed)
-    }
-
     pub(super) fn request_checkpoint(&self) {
         self.state.lock().is_requested = true;
-        self.changed.notify_all();
-    }
-
-    pub(super) fn end(&self, ended: Result<(), String>) {
-        self.state.lock().ended = Some(ended);
         self.changed.notify_all();
     }
 }

@@ -1,16 +1,16 @@
 //! The records of a journal: changes of messages, and the rest in the postcard format.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
-use crate::core::{
-    BatchId, GroupName, Message, Outcome, RequestBatch, Stamp, Tick, TickCounts, TimedOut, TimeoutBatch,
-};
+use crate::core::{GroupName, Message, Outcome, RequestBatch, Stamp, Tick, TickCounts, TimedOut, TimeoutBatch};
 use crate::memory::batch_by_shard::{Item, Verb};
 use crate::memory::entry::{Entry, ShortTick};
 
 /// The first byte of a record.
 mod kind {
-    /// Changes that requests made to messages of one shard.
+    /// Changes that requests made to messages.
     pub(super) const CHANGES: u8 = 1;
     /// Entries of a table, for a checkpoint.
     pub(super) const ENTRIES: u8 = 2;
@@ -30,22 +30,14 @@ mod change {
     pub(super) const CLIENT: u8 = 0x80;
 }
 
-/// The length of the kind, the shard and the number of changes.
-const CHANGES_HEAD_LENGTH: usize = 1 + 1 + 4;
+/// The length of the kind and the number of changes.
+const CHANGES_HEAD_LENGTH: usize = 1 + 4;
 
 /// The maximum length of a change: kind, deadline, attempt, message id and client.
 const MAX_CHANGE_LENGTH: usize = 1 + 2 + 1 + 8 + 8;
 
 /// The length of an entry in an [`kind::ENTRIES`] record.
 const ENTRY_LENGTH: usize = 8 + 8 + 4 + 2 + 1;
-
-/// A change of a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Change {
-    Added { deadline: ShortTick, attempt: u8 },
-    Acked,
-    Withdrawn,
-}
 
 /// A record that is not about single messages of the ring.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -56,10 +48,9 @@ pub(in crate::memory) enum Event {
     },
     /// A checkpoint is complete. The head of this block says so too.
     Complete,
-    /// The walk through a shard is complete. These are the Acks of its ticks.
-    Counts {
-        shard: u8,
-        acked: Vec<(Tick, u64)>,
+    /// The numbers of Acks of the ticks that have not expired, for a checkpoint.
+    Acked {
+        ticks: Vec<(Tick, u64)>,
     },
     /// A message expired and was added again before it was in a batch of its tick.
     Overtaken {
@@ -71,69 +62,40 @@ pub(in crate::memory) enum Event {
         tick: Tick,
         counts: TickCounts,
     },
-    /// A batch was put into the outbox.
-    Batch(BatchRecord),
+    /// A batch was put into the outbox at this position.
+    Batch {
+        position: u64,
+        /// When its tick expired, in the time that the wheel has lived.
+        expired_lived_ms: u64,
+        batch: Arc<TimeoutBatch>,
+    },
     /// A group took batches, each with its position and its delivery count.
     Taken {
-        group: String,
+        group: GroupName,
         batches: Vec<(u64, u32)>,
     },
     /// A group settled the batches at these positions.
     Settled {
-        group: String,
+        group: GroupName,
         positions: Vec<u64>,
     },
     /// A group was created, and has settled all batches before this position.
     Opened {
-        group: String,
+        group: GroupName,
         next: u64,
     },
     Deleted {
-        group: String,
+        group: GroupName,
     },
     /// The batches before this position were dropped.
     DroppedBefore {
         position: u64,
     },
-    /// The groups of the outbox and its positions, for a checkpoint. The batches precede this record.
-    Groups {
+    /// The positions of the outbox, for a checkpoint. Its batches precede this record, and its groups follow.
+    Positions {
         begin: u64,
         end: u64,
-        groups: Vec<GroupRecord>,
     },
-}
-
-/// A batch in the outbox.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(in crate::memory) struct BatchRecord {
-    pub(super) position: u64,
-    /// When its tick expired, in the time that the wheel has lived.
-    pub(super) expired_lived_ms: u64,
-    pub(super) id: BatchId,
-    counts: TickCounts,
-    pub(super) last: bool,
-    pub(super) messages: Vec<TimedOut>,
-}
-
-impl BatchRecord {
-    pub(in crate::memory) fn new(position: u64, expired_lived_ms: u64, batch: &TimeoutBatch) -> BatchRecord {
-        let TimeoutBatch { id, counts, last, messages } = batch.clone();
-        BatchRecord { position, expired_lived_ms, id, counts, last, messages }
-    }
-
-    pub(super) fn batch(self) -> TimeoutBatch {
-        TimeoutBatch { id: self.id, counts: self.counts, last: self.last, messages: self.messages }
-    }
-}
-
-/// A group of an outbox.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(in crate::memory) struct GroupRecord {
-    pub(super) name: String,
-    /// The first position that the group has never taken.
-    pub(super) next: u64,
-    /// The positions before `next` that the group has not settled, with their delivery counts.
-    pub(super) held: Vec<(u64, u32)>,
 }
 
 /// The records that the writer has taken.
@@ -146,18 +108,11 @@ pub(super) struct Taken {
     pub(super) is_closing: bool,
 }
 
-/// A part of a record, as recovery reads it.
-#[derive(Debug, PartialEq)]
+/// A change of the wheel or of its outbox, as recovery reads it.
+#[derive(Debug)]
 pub(super) enum Part {
-    /// A shard of the process that wrote the journal, a message and its change.
-    Change(u8, Message, Change),
-    /// The message, deadline and attempt of an entry, and how long before the record it was added.
-    Entry {
-        message: Message,
-        deadline: ShortTick,
-        attempt: u8,
-        age: u32,
-    },
+    Put(Entry),
+    Remove { message: Message, is_acked: bool },
     Event(Event),
 }
 
@@ -173,13 +128,12 @@ impl Event {
     }
 }
 
-/// Writes the changes that a request batch made to the messages of a shard. Writes nothing if there are none.
-pub(super) fn write_changes(bytes: &mut Vec<u8>, shard: usize, items: &[Item], batch: &RequestBatch) {
+/// Writes the changes that a request batch made to messages. Writes nothing if there are none.
+pub(super) fn write_changes(bytes: &mut Vec<u8>, items: &[Item], batch: &RequestBatch) {
     let begin = bytes.len();
     // Room for the longest changes, so that none of them has to check for it.
     bytes.resize(begin + CHANGES_HEAD_LENGTH + items.len() * MAX_CHANGE_LENGTH, 0);
     bytes[begin] = kind::CHANGES;
-    bytes[begin + 1] = u8::try_from(shard).unwrap_or(u8::MAX);
     let (mut at, mut written, mut last) = (begin + CHANGES_HEAD_LENGTH, 0, None);
     for item in items {
         let index = item.index as usize;
@@ -215,7 +169,7 @@ pub(super) fn write_changes(bytes: &mut Vec<u8>, shard: usize, items: &[Item], b
     }
     bytes.truncate(if written == 0 { begin } else { at });
     if written > 0 {
-        patch(bytes, begin + 2, written);
+        patch(bytes, begin + 1, written);
     }
 }
 
@@ -244,43 +198,45 @@ fn patch(bytes: &mut [u8], at: usize, number: usize) {
     bytes[at..at + 4].copy_from_slice(&number.to_le_bytes());
 }
 
-/// Reads all records of a block, and passes each part to `read`. Returns `None` if the bytes are not whole records.
-pub(super) fn read(bytes: &[u8], mut read: impl FnMut(Part)) -> Option<()> {
+/// Reads all records of a block, and passes each part to `read`. `stamp` is the time of the block. Returns `None` if the
+/// bytes are not whole records.
+pub(super) fn read(bytes: &[u8], stamp: Stamp, mut read: impl FnMut(Part)) -> Option<()> {
     let mut rest = bytes;
-    while let Some(first) = take::<1>(&mut rest) {
-        match first[0] {
+    while let Some([kind]) = take(&mut rest) {
+        match kind {
             kind::CHANGES => {
-                let [shard] = take::<1>(&mut rest)?;
                 let mut last = None;
                 for _ in 0..u32::from_le_bytes(take(&mut rest)?) {
-                    let [head] = take::<1>(&mut rest)?;
-                    let changed = match head & change::KIND {
-                        change::ACKED => Change::Acked,
-                        change::WITHDRAWN => Change::Withdrawn,
-                        change::ADDED_ALIKE => last?,
-                        change::ADDED => {
-                            let deadline = ShortTick(u16::from_le_bytes(take(&mut rest)?));
-                            let [attempt] = take::<1>(&mut rest)?;
-                            Change::Added { deadline, attempt }
-                        }
-                        _ => return None,
-                    };
-                    if matches!(changed, Change::Added { .. }) {
-                        last = Some(changed);
+                    let [head] = take(&mut rest)?;
+                    let kind = head & change::KIND;
+                    if kind == change::ADDED {
+                        let deadline = ShortTick(u16::from_le_bytes(take(&mut rest)?));
+                        let [attempt] = take(&mut rest)?;
+                        last = Some((deadline, attempt));
                     }
                     let msg_id = u64::from_le_bytes(take(&mut rest)?);
                     let client = if head & change::CLIENT == 0 { 0 } else { u64::from_le_bytes(take(&mut rest)?) };
-                    read(Part::Change(shard, Message::new(msg_id, client), changed));
+                    let message = Message::new(msg_id, client);
+                    read(match kind {
+                        change::ACKED | change::WITHDRAWN => {
+                            Part::Remove { message, is_acked: kind == change::ACKED }
+                        }
+                        change::ADDED | change::ADDED_ALIKE => {
+                            let (deadline, attempt) = last?;
+                            Part::Put(Entry::in_flight(message, deadline, stamp, attempt))
+                        }
+                        _ => return None,
+                    });
                 }
             }
             kind::ENTRIES => {
                 for _ in 0..u32::from_le_bytes(take(&mut rest)?) {
                     let message =
                         Message::new(u64::from_le_bytes(take(&mut rest)?), u64::from_le_bytes(take(&mut rest)?));
-                    let age = u32::from_le_bytes(take(&mut rest)?);
+                    let added_at = Stamp(stamp.0.wrapping_sub(u32::from_le_bytes(take(&mut rest)?)));
                     let deadline = ShortTick(u16::from_le_bytes(take(&mut rest)?));
-                    let [attempt] = take::<1>(&mut rest)?;
-                    read(Part::Entry { message, deadline, attempt, age });
+                    let [attempt] = take(&mut rest)?;
+                    read(Part::Put(Entry::in_flight(message, deadline, added_at, attempt)));
                 }
             }
             kind::EVENT => {
@@ -299,10 +255,4 @@ fn take<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
     let (first, behind) = rest.split_first_chunk()?;
     *rest = behind;
     Some(*first)
-}
-
-impl GroupRecord {
-    pub(super) fn group(&self) -> Option<GroupName> {
-        self.name.parse().ok()
-    }
 }

@@ -10,18 +10,13 @@ use std::time::{Duration, Instant};
 
 use parking_lot::MutexGuard;
 
-use super::outbox_replay::OutboxReplay;
-use super::records::{Change, Event, Part};
-use crate::core::{Message, RandomHasher, Stamp, Tick, TickCounts, TickSchedule, TimedOut};
-use crate::memory::entry::{Entry, Marks, ShortTick};
+use super::records::{Event, Part};
+use crate::core::{Message, RandomHasher, Tick, TickCounts, TickSchedule, TimedOut};
+use crate::memory::entry::{Marks, ShortTick};
+use crate::memory::queue::Queue;
 use crate::memory::shard::{Shard, horizon};
 use crate::memory::table::{Hash, Home};
 use crate::memory::wheel::MemoryWheel;
-
-/// Returns the stamp of a moment in the life of the wheel.
-pub(super) fn stamp_of(lived_ms: u64) -> Stamp {
-    Stamp::after(Duration::from_millis(lived_ms))
-}
 
 /// How far the pointer moves until the messages far behind it are taken out of the table. An entry has only the lowest
 /// sixteen bits of its tick, so all entries must stay near the pointer.
@@ -30,36 +25,24 @@ const SWEPT_TICKS: u64 = 8_192;
 /// The number of steps whose places in the table are fetched at the same time.
 const FETCHED: usize = 64;
 
-/// A change of the table.
-enum Step {
-    Put(Entry),
-    Remove {
-        message: Message,
-        /// The shard that counted the Ack, in the process that wrote the journal. `None` for a withdrawal.
-        acked_in: Option<u8>,
-    },
-}
-
 /// The state of a replay.
 pub(super) struct Replay<'a> {
     wheel: &'a MemoryWheel,
     /// All shards, locked until the end of the replay.
     shards: Vec<MutexGuard<'a, Shard>>,
-    steps: Vec<(Hash, usize, Home, Step)>,
+    /// Changes of the table.
+    steps: Vec<(Hash, usize, Home, Part)>,
     pointer: Tick,
     /// The pointer at the last sweep.
     swept_at: Tick,
-    /// The Acks of each tick that a shard of the process that wrote the journal had counted.
-    acked: HashMap<(u8, Tick), u64, RandomHasher>,
-    /// The Acks that shards of earlier processes had counted.
-    acked_before: HashMap<Tick, u64>,
-    /// Whether the records are those of the process that wrote the checkpoint. Later processes count the Acks of earlier
-    /// ones in a shard of theirs, so their counts would count them twice.
-    is_first_process: bool,
+    /// The number of Acks of each tick.
+    acked: HashMap<Tick, u64>,
     overtaken: Vec<(Tick, TimedOut)>,
     /// The expired ticks that are not known to be in batches completely.
     expired: BTreeMap<Tick, ExpiredTick>,
-    outbox: OutboxReplay,
+    queue: Queue,
+    /// How long no process ran before this one.
+    away: Duration,
 }
 
 #[derive(Default)]
@@ -77,44 +60,35 @@ impl ExpiredTick {
 }
 
 impl Replay<'_> {
-    pub(super) fn new(wheel: &MemoryWheel, pointer: Tick) -> Replay<'_> {
+    pub(super) fn new(wheel: &MemoryWheel, pointer: Tick, away: Duration) -> Replay<'_> {
         Replay {
             wheel,
             shards: wheel.shards.list.iter().map(|shard| shard.lock()).collect(),
             steps: Vec::with_capacity(FETCHED),
             pointer,
             swept_at: pointer,
-            acked: HashMap::default(),
-            acked_before: HashMap::new(),
-            is_first_process: true,
+            acked: HashMap::new(),
             overtaken: Vec::new(),
             expired: BTreeMap::new(),
-            outbox: OutboxReplay::default(),
+            queue: Queue::default(),
+            away,
         }
     }
 
-    /// The records that follow are those of another process, with other shards.
-    pub(super) fn begin_process(&mut self) {
-        self.run_steps();
-        self.is_first_process = false;
-        for ((_, tick), acked) in self.acked.drain() {
-            *self.acked_before.entry(tick).or_default() += acked;
-        }
-    }
-
-    pub(super) fn apply(&mut self, part: Part, stamp: Stamp) {
+    pub(super) fn apply(&mut self, part: Part) {
         match part {
-            Part::Change(_, message, Change::Added { deadline, attempt }) => {
-                self.put(Entry::in_flight(message, deadline, stamp, attempt));
+            Part::Put(entry) => {
+                // A deadline is near the pointer, so one that is not shows that the pointer had moved.
+                let farthest = horizon(self.wheel.shards.options.wheel) - 1;
+                let tick = entry.deadline.seen_from(self.pointer);
+                if tick > self.pointer.plus(farthest) {
+                    // The records of the ticks between are damaged.
+                    self.run_steps();
+                    self.move_pointer(Tick(tick.0 - farthest));
+                }
+                self.queue_step(entry.message, part);
             }
-            Part::Change(shard, message, change) => {
-                let acked_in = (change == Change::Acked).then_some(shard);
-                self.queue(message, Step::Remove { message, acked_in });
-            }
-            Part::Entry { message, deadline, attempt, age } => {
-                let added_at = Stamp(stamp.0.wrapping_sub(age));
-                self.put(Entry::in_flight(message, deadline, added_at, attempt));
-            }
+            Part::Remove { message, .. } => self.queue_step(message, part),
             Part::Event(event) => {
                 self.run_steps();
                 self.apply_event(event);
@@ -122,21 +96,9 @@ impl Replay<'_> {
         }
     }
 
-    /// Queues an entry. A deadline is near the pointer, so one that is not shows that the pointer had moved.
-    fn put(&mut self, entry: Entry) {
-        let farthest = horizon(self.wheel.shards.options.wheel) - 1;
-        let tick = entry.deadline.seen_from(self.pointer);
-        if tick > self.pointer.plus(farthest) {
-            // The records of the ticks between are damaged.
-            self.run_steps();
-            self.move_pointer(Tick(tick.0 - farthest));
-        }
-        self.queue(entry.message, Step::Put(entry));
-    }
-
     /// Queues a step. Its place in the table is fetched meanwhile: to wait for the memory at each step would take most of
     /// the time of a recovery.
-    fn queue(&mut self, message: Message, step: Step) {
+    fn queue_step(&mut self, message: Message, step: Part) {
         let hash = Hash::of(message, &self.wheel.shards.hasher);
         let shard = hash.shard(self.wheel.shards.bits);
         let home = self.shards[shard].table.fetch_group(hash);
@@ -155,15 +117,16 @@ impl Replay<'_> {
             // An earlier step may have changed the shape of the table.
             let home = table.home(hash);
             match step {
-                Step::Put(entry) => drop(table.put(hash, home, entry)),
-                Step::Remove { message, acked_in } => {
+                Part::Put(entry) => drop(table.put(hash, home, entry)),
+                Part::Remove { message, is_acked } => {
                     let Some(found) = table.find(hash, home, message) else { continue };
                     let tick = found.entry.deadline.seen_from(self.pointer);
                     found.remove();
-                    if let Some(shard) = acked_in {
-                        *self.acked.entry((shard, tick)).or_default() += 1;
+                    if is_acked {
+                        *self.acked.entry(tick).or_default() += 1;
                     }
                 }
+                Part::Event(_) => unreachable!("events are applied at once"),
             }
         }
     }
@@ -172,11 +135,7 @@ impl Replay<'_> {
         match event {
             Event::Begin { published_below } => self.move_pointer(published_below),
             Event::Complete => {}
-            Event::Counts { .. } if !self.is_first_process => {}
-            Event::Counts { shard, acked } => {
-                self.acked.retain(|(of, _), _| *of != shard);
-                self.acked.extend(acked.into_iter().map(|(tick, acked)| ((shard, tick), acked)));
-            }
+            Event::Acked { ticks } => self.acked.extend(ticks),
             Event::Overtaken { tick, timed_out } => {
                 if self.expired.get(&tick).is_some_and(|expired| !expired.is_published) {
                     self.overtaken.push((tick, timed_out));
@@ -186,18 +145,20 @@ impl Replay<'_> {
                 self.expired.insert(tick, ExpiredTick { counts, ..ExpiredTick::default() });
                 self.move_pointer(tick.plus(1));
             }
-            Event::Batch(record) => {
+            Event::Batch { position, expired_lived_ms, batch } => {
                 // Its tick has expired, also if the journal had failed then.
-                self.move_pointer(record.id.tick.plus(1));
-                if let Some(expired) = self.expired.get_mut(&record.id.tick) {
-                    expired.published.extend(record.messages.iter().map(|timed_out| timed_out.message));
-                    if record.last {
+                self.move_pointer(batch.id.tick.plus(1));
+                if let Some(expired) = self.expired.get_mut(&batch.id.tick) {
+                    expired.published.extend(batch.messages.iter().map(|timed_out| timed_out.message));
+                    if batch.last {
                         *expired = ExpiredTick { is_published: true, ..ExpiredTick::default() };
                     }
                 }
-                self.outbox.insert(record, self.wheel.origin());
+                let expired_at = self.wheel.origin.checked_add(Duration::from_millis(expired_lived_ms));
+                let expired_at = expired_at.and_then(|at| at.checked_sub(self.away));
+                self.queue.insert(position, batch, expired_at.unwrap_or(self.wheel.origin));
             }
-            event => self.outbox.apply(event),
+            event => self.queue.replay(event, self.wheel.origin),
         }
     }
 
@@ -242,7 +203,7 @@ impl Replay<'_> {
     }
 
     /// Completes the wheel and its outbox. Returns the number of messages in flight.
-    pub(super) fn finish(mut self, lived_ms: u64, away: Duration, now: Instant) -> u64 {
+    pub(super) fn finish(mut self, now: Instant) -> u64 {
         self.run_steps();
         self.shards.clear();
         let (pointer, wheel) = (self.pointer, self.wheel);
@@ -252,7 +213,8 @@ impl Replay<'_> {
             state.expired_below = pointer;
         }
         let in_flight = self.finish_messages(now);
-        self.outbox.finish(&wheel.outbox, lived_ms, away, now);
+        self.queue.complete(now);
+        *wheel.outbox.queue.lock() = self.queue;
         in_flight
     }
 
@@ -293,10 +255,7 @@ impl Replay<'_> {
         }
         wheel.in_flight.change(in_flight);
         let mut first = wheel.shards.list[0].lock();
-        for ((_, tick), acked) in self.acked.drain() {
-            *self.acked_before.entry(tick).or_default() += acked;
-        }
-        for (tick, acked) in self.acked_before.drain() {
+        for (tick, acked) in self.acked.drain() {
             if tick >= pointer {
                 first.of_tick(tick, options.wheel).acked += acked;
             } else if let Some(expired) = self.expired.get_mut(&tick)
@@ -334,8 +293,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::core::{BatchId, Retention, StormRule, TimeoutBatch, Wheel};
-    use crate::memory::journal::BatchRecord;
+    use crate::core::{BatchId, GroupName, Retention, Stamp, StormRule, TimeoutBatch, Wheel};
+    use crate::memory::entry::Entry;
     use crate::memory::{MemoryOptions, MemoryOutbox};
 
     const SLOTS: u16 = 15;
@@ -352,9 +311,9 @@ mod tests {
         let now = Instant::now();
         let outbox = Arc::new(MemoryOutbox::new(Retention::default(), now));
         let wheel = MemoryWheel::new(options, (1, Tick(100)), outbox, now);
-        let mut replay = Replay::new(&wheel, Tick(100));
-        parts.into_iter().for_each(|part| replay.apply(part, Stamp(0)));
-        let in_flight = replay.finish(0, Duration::ZERO, now);
+        let mut replay = Replay::new(&wheel, Tick(100), Duration::ZERO);
+        parts.into_iter().for_each(|part| replay.apply(part));
+        let in_flight = replay.finish(now);
         let before = wheel.outbox.queue.lock().ids;
         while wheel.publish_expired(now).more {}
         let queue = wheel.outbox.queue.lock();
@@ -366,8 +325,7 @@ mod tests {
     }
 
     fn added(id: u64, deadline: Tick) -> Part {
-        let change = Change::Added { deadline: ShortTick::of(deadline), attempt: 1 };
-        Part::Change(0, Message::from(id), change)
+        Part::Put(Entry::in_flight(Message::from(id), ShortTick::of(deadline), Stamp(0), 1))
     }
 
     fn expired(tick: Tick) -> Part {
@@ -378,7 +336,7 @@ mod tests {
         let timed_out = TimedOut { message: Message::from(id), attempt: 1 };
         let id = BatchId { tick, epoch: 1, ring: 0, seq: 0 };
         let batch = TimeoutBatch { id, counts: TickCounts::default(), last: true, messages: vec![timed_out] };
-        Part::Event(Event::Batch(BatchRecord::new(0, 0, &batch)))
+        Part::Event(Event::Batch { position: 0, expired_lived_ms: 0, batch: Arc::new(batch) })
     }
 
     #[test]
@@ -439,7 +397,7 @@ mod tests {
 
     #[test]
     fn acks_count_in_the_batch_of_a_tick_without_a_record() {
-        let acked = Part::Change(0, Message::from(1), Change::Acked);
+        let acked = Part::Remove { message: Message::from(1), is_acked: true };
         let begin = Part::Event(Event::Begin { published_below: Tick(101) });
         let (wheel, ..) = recovered([added(1, Tick(100)), added(2, Tick(100)), acked, begin]);
         let queue = wheel.outbox.queue.lock();
@@ -449,8 +407,9 @@ mod tests {
 
     #[test]
     fn no_batch_takes_the_position_of_one_that_a_group_has_taken() {
-        let opened = Part::Event(Event::Opened { group: String::from("logic"), next: 0 });
-        let taken = Part::Event(Event::Taken { group: String::from("logic"), batches: vec![(7, 1)] });
+        let group: GroupName = "logic".parse().unwrap();
+        let opened = Part::Event(Event::Opened { group: group.clone(), next: 0 });
+        let taken = Part::Event(Event::Taken { group, batches: vec![(7, 1)] });
         let (wheel, ..) = recovered([opened, taken]);
         assert_eq!(wheel.outbox.queue.lock().positions().end, 8);
     }

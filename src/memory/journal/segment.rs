@@ -1,17 +1,17 @@
 //! The segments of a journal. A segment is a file with a head and blocks, and a block is the result of one write.
 //!
 //! ```text
-//! head:   magic 16, segment u32, slots u16, tick_ms u32, epoch u64, pointer u64, previous_length u64, crc u32
-//! block:  length u32, checkpoint u32, lived_ms u64, unix_ms u64, crc of the records u32, crc of the head u32, records
+//! segment: magic 16, SegmentHead in postcard, zeros up to 76, crc u32, blocks
+//! block:   BlockHead in postcard, zeros up to 44, crc u32, records
 //! ```
 //!
-//! Numbers are little-endian. The checksum of the head of a block covers the number of the segment too. So blocks of an
-//! earlier use of a recycled file are not valid, and a search through what such a use left behind reads no records.
+//! Numbers are little-endian. The head of a block has the number of its segment. So blocks of an earlier use of a recycled
+//! file are not valid, and a search through what such a use left behind reads no records.
 
 use std::ops::Range;
-use std::time::Duration;
 
-use crc32fast::Hasher;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use crate::core::{Tick, Wheel};
 
@@ -19,13 +19,13 @@ use crate::core::{Tick, Wheel};
 pub(super) const MAGIC: &[u8; 16] = b"ackwheel log   1";
 
 /// The length of the head of a segment.
-pub(super) const HEAD_LENGTH: usize = 16 + 4 + 2 + 4 + 8 + 8 + 8 + 4;
+pub(super) const HEAD_LENGTH: usize = 80;
 
 /// The length of the head of a block.
-pub(super) const BLOCK_HEAD_LENGTH: usize = 4 + 4 + 8 + 8 + 4 + 4;
+pub(super) const BLOCK_HEAD_LENGTH: usize = 48;
 
 /// The head of a segment.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct SegmentHead {
     pub(super) number: u32,
     pub(super) wheel: Wheel,
@@ -37,70 +37,59 @@ pub(super) struct SegmentHead {
 
 impl SegmentHead {
     pub(super) fn encode(&self) -> [u8; HEAD_LENGTH] {
-        let mut bytes = MAGIC.to_vec();
-        bytes.extend(self.number.to_le_bytes());
-        bytes.extend(self.wheel.slots().to_le_bytes());
-        bytes.extend(self.wheel.tick_ms().to_le_bytes());
-        bytes.extend(self.epoch.to_le_bytes());
-        bytes.extend(self.pointer.0.to_le_bytes());
-        bytes.extend(self.previous_length.to_le_bytes());
-        let crc = crc32fast::hash(&bytes);
-        bytes.extend(crc.to_le_bytes());
-        bytes.try_into().expect("the fields add up to the length")
+        let mut bytes = [0; HEAD_LENGTH];
+        bytes[..MAGIC.len()].copy_from_slice(MAGIC);
+        seal(self, &mut bytes[MAGIC.len()..]);
+        bytes
     }
 
     /// Returns `None` if the bytes are not a whole head of this version.
     pub(super) fn decode(bytes: &[u8]) -> Option<SegmentHead> {
-        let (body, crc) = bytes.get(..HEAD_LENGTH)?.split_last_chunk::<4>()?;
-        let rest = body.strip_prefix(MAGIC)?;
-        if crc32fast::hash(body) != u32::from_le_bytes(*crc) {
-            return None;
-        }
-        let u32_at = |at: usize| Some(u32::from_le_bytes(rest.get(at..at + 4)?.try_into().ok()?));
-        let u64_at = |at: usize| Some(u64::from_le_bytes(rest.get(at..at + 8)?.try_into().ok()?));
-        let slots = u16::from_le_bytes(rest.get(4..6)?.try_into().ok()?);
-        let tick_length = Duration::from_millis(u64::from(u32_at(6)?));
-        Some(SegmentHead {
-            number: u32_at(0)?,
-            wheel: Wheel::new(slots, tick_length).ok()?,
-            epoch: u64_at(10)?,
-            pointer: Tick(u64_at(18)?),
-            previous_length: u64_at(26)?,
-        })
+        let head: SegmentHead = unseal(bytes.get(..HEAD_LENGTH)?.strip_prefix(MAGIC)?)?;
+        Wheel::new(head.wheel.slots(), head.wheel.tick_length()).is_ok().then_some(head)
     }
 }
 
 /// The head of a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct BlockHead {
+    pub(super) segment: u32,
     /// The segment with which recovery begins, because the last complete checkpoint begins there.
     pub(super) checkpoint: u32,
     /// How long the wheel has lived, without the time in which no process ran.
     pub(super) lived_ms: u64,
     /// The wall clock.
     pub(super) unix_ms: u64,
+    /// The length of the records, which is not 0.
+    pub(super) length: u32,
+    /// The checksum of the records.
+    pub(super) crc: u32,
 }
 
 impl BlockHead {
-    /// Fills in the first [`BLOCK_HEAD_LENGTH`] bytes of a block, whose records follow them.
-    pub(super) fn fill_in(self, segment: u32, block: &mut [u8]) {
-        let length = u32::try_from(block.len() - BLOCK_HEAD_LENGTH).expect("a block is far shorter than 4 GiB");
-        let records = crc32fast::hash(&block[BLOCK_HEAD_LENGTH..]);
-        block[..4].copy_from_slice(&length.to_le_bytes());
-        block[4..8].copy_from_slice(&self.checkpoint.to_le_bytes());
-        block[8..16].copy_from_slice(&self.lived_ms.to_le_bytes());
-        block[16..24].copy_from_slice(&self.unix_ms.to_le_bytes());
-        block[24..28].copy_from_slice(&records.to_le_bytes());
-        let head = head_checksum(segment, block);
-        block[28..32].copy_from_slice(&head.to_le_bytes());
+    /// Fills in the first [`BLOCK_HEAD_LENGTH`] bytes of a block, whose records follow them. Sets the length and the
+    /// checksum.
+    pub(super) fn fill_in(mut self, block: &mut [u8]) {
+        let (head, records) = block.split_at_mut(BLOCK_HEAD_LENGTH);
+        self.length = u32::try_from(records.len()).expect("a block is far shorter than 4 GiB");
+        self.crc = crc32fast::hash(records);
+        seal(&self, head);
     }
 }
 
-fn head_checksum(segment: u32, block: &[u8]) -> u32 {
-    let mut crc = Hasher::new();
-    crc.update(&segment.to_le_bytes());
-    crc.update(&block[..BLOCK_HEAD_LENGTH - 4]);
-    crc.finalize()
+/// Writes a value, zeros and a checksum, which fill `bytes`.
+fn seal(value: &impl Serialize, bytes: &mut [u8]) {
+    let (body, crc) = bytes.split_last_chunk_mut().expect("there is room for a checksum");
+    body.fill(0);
+    postcard::to_slice(value, body).expect("the longest head has room");
+    *crc = crc32fast::hash(body).to_le_bytes();
+}
+
+/// Reads what [`seal`] wrote. Returns `None` if the checksum is another.
+fn unseal<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
+    let (body, crc) = bytes.split_last_chunk()?;
+    let is_valid = crc32fast::hash(body) == u32::from_le_bytes(*crc);
+    is_valid.then(|| postcard::from_bytes(body).ok())?
 }
 
 /// A valid block of a segment.
@@ -112,20 +101,31 @@ pub(super) struct Block<'a> {
 
 /// Reads the block at the beginning of `bytes`. Returns `None` if it is not valid.
 pub(super) fn block_at(segment: u32, bytes: &[u8]) -> Option<Block<'_>> {
-    let head = bytes.get(..BLOCK_HEAD_LENGTH)?;
-    let u32_at = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
-    let u64_at = |at: usize| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
-    let length = u32_at(0) as usize;
-    // A block is not empty. So zeros are no block, and need no checksum.
-    if length == 0 || head_checksum(segment, head) != u32_at(28) {
-        return None;
+    let (head, rest) = bytes.split_at_checked(BLOCK_HEAD_LENGTH)?;
+    let head = unseal::<BlockHead>(head).filter(|head| head.segment == segment && head.length > 0)?;
+    let records = rest.get(..head.length as usize)?;
+    (crc32fast::hash(records) == head.crc).then_some(Block { head, records })
+}
+
+/// Returns the first segment of a journal with a block for each of these records, which need not be valid.
+#[cfg(fuzzing)]
+pub fn first_segment_of(wheel: Wheel, blocks: &[&[u8]]) -> Vec<u8> {
+    let head = SegmentHead { number: 1, wheel, epoch: 7, pointer: Tick(1_700_000_000), previous_length: 0 };
+    let mut segment = head.encode().to_vec();
+    for records in blocks {
+        let mut block = vec![0; BLOCK_HEAD_LENGTH];
+        block.extend_from_slice(records);
+        let head = BlockHead {
+            segment: 1,
+            checkpoint: 1,
+            lived_ms: 9,
+            unix_ms: 1_700_000_000_009,
+            ..BlockHead::default()
+        };
+        head.fill_in(&mut block);
+        segment.append(&mut block);
     }
-    let records = bytes.get(BLOCK_HEAD_LENGTH..BLOCK_HEAD_LENGTH + length)?;
-    if crc32fast::hash(records) != u32_at(24) {
-        return None;
-    }
-    let head = BlockHead { checkpoint: u32_at(4), lived_ms: u64_at(8), unix_ms: u64_at(16) };
-    Some(Block { head, records })
+    segment
 }
 
 impl Block<'_> {

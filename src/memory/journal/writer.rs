@@ -63,8 +63,8 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    /// Writes until the journal closes.
-    pub(super) fn run(mut self) {
+    /// Writes until the journal closes. Fails if not everything could be written.
+    pub(super) fn run(mut self) -> Result<(), String> {
         let mut taken = Taken::default();
         loop {
             self.buffer.take(&mut taken, PATIENCE);
@@ -72,7 +72,9 @@ impl Writer {
                 self.try_again();
             } else {
                 match self.write(&mut taken) {
-                    Ok(()) if self.progress.take_sync_failure() => self.failed(&io::Error::other("a sync failed")),
+                    Ok(()) if self.progress.sync_failed.swap(false, Ordering::Relaxed) => {
+                        self.failed(&io::Error::other("a sync failed"));
+                    }
                     Ok(()) => self.buffer.written(taken.last),
                     Err(error) => self.failed(&error),
                 }
@@ -83,8 +85,7 @@ impl Writer {
                 let ended = self.end();
                 // Nothing may wait for a writer that has ended.
                 self.buffer.fail();
-                self.progress.end(ended);
-                return;
+                return ended;
             }
         }
     }
@@ -129,11 +130,13 @@ impl Writer {
         }
         let moment = self.buffer.clock.moment();
         let head = BlockHead {
+            segment: self.head.number,
             checkpoint: self.checkpoint,
             lived_ms: self.buffer.lived_ms(moment.now),
             unix_ms: moment.unix_ms(),
+            ..BlockHead::default()
         };
-        head.fill_in(self.head.number, block);
+        head.fill_in(block);
         self.file()?.write_all_at(block, self.length)?;
         self.length += block.len() as u64;
         Ok(())
@@ -291,7 +294,7 @@ impl Writer {
         }
     }
 
-    /// Syncs the last segment. Returns whether everything is written.
+    /// Syncs the last segment. Fails if not everything is written.
     fn end(&mut self) -> Result<(), String> {
         if self.buffer.condition() == Condition::Failed || self.buffer.condition() == Condition::Rebuilding {
             return Err(String::from("the journal could not be written"));
