@@ -109,13 +109,14 @@ impl Queue {
         Some(position)
     }
 
-    /// Inserts a batch of a journal at its position.
+    /// Inserts a batch of a journal at its position, unless it is there: a checkpoint repeats batches.
     pub(super) fn insert(&mut self, position: u64, batch: Arc<TimeoutBatch>, expired_at: Instant) {
-        self.remove(position);
+        if self.batches.contains_key(&position) {
+            return;
+        }
         let end = std::mem::replace(&mut self.end, position);
-        let stored = Stored { batch, expired_at, kept_since: expired_at, unsettled: 0 };
-        self.append(stored);
-        // A checkpoint repeats batches, also ones before others that were published meanwhile.
+        self.append(Stored { batch, expired_at, kept_since: expired_at, unsettled: self.groups.len() });
+        // Others may have been published while the checkpoint was written.
         self.end = self.end.max(end);
     }
 
@@ -133,9 +134,9 @@ impl Queue {
     }
 
     /// Records that one more group has settled a batch. Removes the batch if this was the last group.
-    fn settle_by_one(&mut self, position: u64) {
+    pub(super) fn settle_by_one(&mut self, position: u64) {
         let Some(stored) = self.batches.get_mut(&position) else { return };
-        stored.unsettled -= 1;
+        stored.unsettled = stored.unsettled.saturating_sub(1);
         if stored.unsettled == 0 {
             self.remove(position);
         }

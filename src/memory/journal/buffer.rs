@@ -76,11 +76,19 @@ struct Pending {
     appended: u64,
     written: u64,
     first_at: Option<Instant>,
-    /// The index in `block` at which a new segment begins, for a checkpoint.
-    cut: Option<usize>,
+    /// Whether a checkpoint begins in `block`.
+    begins: bool,
     waiting: VecDeque<(u64, Waiting)>,
     spare: Vec<RequestBatch>,
     is_closing: bool,
+}
+
+impl Pending {
+    /// Forgets the records that the writer has not taken, because the journal has failed.
+    fn forget(&mut self) {
+        self.block.truncate(BLOCK_HEAD_LENGTH);
+        (self.begins, self.first_at) = (false, None);
+    }
 }
 
 impl Buffer {
@@ -91,7 +99,7 @@ impl Buffer {
                 appended: 0,
                 written: 0,
                 first_at: None,
-                cut: None,
+                begins: false,
                 waiting: VecDeque::new(),
                 spare: Vec::new(),
                 is_closing: false,
@@ -177,21 +185,20 @@ impl Buffer {
         self.append(|bytes| event.write(bytes));
     }
 
-    /// Appends the first record of a checkpoint, with which a new segment begins. Returns false if the journal has failed.
+    /// Appends the first record of a checkpoint. Returns false if the journal has failed.
     pub(super) fn begin_checkpoint(&self, event: &Event) -> bool {
         let mut pending = self.pending.lock();
-        pending.cut = Some(pending.block.len());
+        pending.begins = true;
         event.write(&mut pending.block);
         self.appended(&mut pending, self.clock.now());
         self.work.notify_one();
-        pending.cut.is_some()
+        pending.begins
     }
 
     /// Counts a record. Returns when the first record that the writer has not taken was appended.
     fn appended(&self, pending: &mut Pending, now: Instant) -> Instant {
         if self.condition() == Condition::Failed {
-            pending.block.truncate(BLOCK_HEAD_LENGTH);
-            pending.cut = None;
+            pending.forget();
             return now;
         }
         pending.appended += 1;
@@ -265,7 +272,8 @@ impl Buffer {
         taken.block.clear();
         taken.block.resize(BLOCK_HEAD_LENGTH, 0);
         mem::swap(&mut taken.block, &mut pending.block);
-        (taken.cut, taken.last, taken.is_closing) = (pending.cut.take(), pending.appended, pending.is_closing);
+        (taken.last, taken.is_closing) = (pending.appended, pending.is_closing);
+        taken.begins = mem::take(&mut pending.begins);
         self.is_waiting.store(false, Ordering::Relaxed);
         pending.first_at = None;
     }
@@ -280,8 +288,7 @@ impl Buffer {
         self.condition.store(Condition::Failed as u8, Ordering::Relaxed);
         let last = {
             let mut pending = self.pending.lock();
-            pending.block.truncate(BLOCK_HEAD_LENGTH);
-            pending.cut = None;
+            pending.forget();
             pending.appended
         };
         self.release(last, Some(&self.refusals.unknown));

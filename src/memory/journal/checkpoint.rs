@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use super::buffer::Buffer;
 use super::progress::Progress;
-use super::records::{self, Event};
-use crate::core::Tick;
+use super::records::{self, Event, GroupRecord};
+use crate::core::{GroupName, Tick};
+use crate::memory::queue::Group;
 use crate::memory::shard::LOCKED_STEP;
 use crate::memory::wheel::MemoryWheel;
 
@@ -137,16 +138,15 @@ impl Checkpointer {
             }
         }
         let queue = wheel.outbox.queue.lock();
-        self.buffer.append(|bytes| {
-            let positions = queue.positions();
-            Event::Positions { begin: positions.start, end: positions.end }.write(bytes);
-            for (name, group) in queue.groups.iter().filter(|(_, group)| !group.ephemeral) {
-                Event::Opened { group: name.clone(), next: group.next }.write(bytes);
-                let held = group.taken.iter().chain(&group.released);
-                let batches = held.map(|(position, count)| (*position, *count)).collect();
-                Event::Taken { group: name.clone(), batches }.write(bytes);
-            }
-        });
+        let positions = queue.positions();
+        let groups = queue.groups.iter().filter(|(_, group)| !group.ephemeral);
+        let record = |(name, group): (&GroupName, &Group)| {
+            let held = group.taken.iter().chain(&group.released);
+            let held = held.map(|(position, count)| (*position, *count)).collect();
+            GroupRecord { name: name.clone(), next: group.next, held }
+        };
+        let groups = groups.map(record).collect();
+        self.buffer.append_event(&Event::Groups { begin: positions.start, end: positions.end, groups });
         Some(())
     }
 

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Read};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FallocateFlags, OFlags, fallocate};
@@ -13,8 +13,8 @@ use tracing::warn;
 use super::JournalError;
 use super::segment::{HEAD_LENGTH, MAGIC, SegmentHead, scan};
 
-/// The length of a new segment. Its room on the disk is there before it is used.
-pub(super) const SEGMENT_LENGTH: u64 = 16 * 1_024 * 1_024;
+/// The length of a new segment. Its room on the disk is there before it is used. Unit tests have short ones, and many.
+pub(super) const SEGMENT_LENGTH: u64 = if cfg!(test) { 8 * 1_024 } else { 16 * 1_024 * 1_024 };
 
 /// The permissions of the group and of other users.
 const OTHERS: u32 = 0o077;
@@ -32,8 +32,8 @@ const LOCK: &str = "lock";
 #[derive(Debug)]
 pub(super) struct Folder {
     pub(super) path: PathBuf,
-    /// The lock lasts as long as this file is open.
-    _lock: File,
+    /// The lock lasts as long as this file is open. It contains the epoch of the last process.
+    lock: File,
 }
 
 /// The files in a folder.
@@ -41,8 +41,8 @@ pub(super) struct Folder {
 pub(super) struct Found {
     /// The segments with a valid head, in the order of their numbers.
     pub(super) segments: Vec<(SegmentHead, PathBuf)>,
-    /// The numbers of segments whose head is damaged, and which have valid blocks.
-    pub(super) headless: Vec<(u32, PathBuf)>,
+    /// The segments whose head is damaged, and which have valid blocks: the number and the epoch of the first.
+    pub(super) headless: Vec<(u32, u64, PathBuf)>,
     /// The segments without a block, and without a valid head of theirs: a process ended before it had written that.
     pub(super) empty: Vec<PathBuf>,
     /// The files that are ready to become segments.
@@ -66,7 +66,19 @@ impl Folder {
                 "this file system cannot lock the journal: make sure that no other sidecar uses this --journal"
             ),
         }
-        Ok(Folder { path: path.to_owned(), _lock: lock })
+        Ok(Folder { path: path.to_owned(), lock })
+    }
+
+    /// Returns the epoch of the last process, or 0.
+    pub(super) fn last_epoch(&self) -> u64 {
+        let mut epoch = [0; 8];
+        self.lock.read_exact_at(&mut epoch, 0).map_or(0, |()| u64::from_le_bytes(epoch))
+    }
+
+    /// Records the epoch of this process. No room is needed for that, so it succeeds on a full disk too.
+    pub(super) fn record_epoch(&self, epoch: u64) -> io::Result<()> {
+        self.lock.write_all_at(&epoch.to_le_bytes(), 0)?;
+        self.lock.sync_data()
     }
 
     /// Returns the path of a segment.
@@ -91,10 +103,10 @@ impl Folder {
                 Some(head) if head.number == number => found.segments.push((head, file.path())),
                 _ => {
                     let bytes = Folder::read(&file.path())?;
-                    let mut has_block = false;
-                    scan(number, &bytes, 0, |_, _| has_block = true);
-                    if has_block {
-                        found.headless.push((number, file.path()));
+                    let mut epoch = None;
+                    scan(number, 0, &bytes, 0, |_, block| epoch = epoch.or(Some(block.head.epoch)));
+                    if let Some(epoch) = epoch {
+                        found.headless.push((number, epoch, file.path()));
                     } else if bytes.starts_with(MAGIC) || bytes.iter().all(|byte| *byte == 0) {
                         found.empty.push(file.path());
                     } else {
@@ -150,6 +162,11 @@ impl Folder {
         Ok(file)
     }
 
+    /// Opens a segment for writing.
+    pub(super) fn open_segment(&self, number: u32) -> io::Result<File> {
+        open_own(&self.segment(number), true)
+    }
+
     /// Makes new names last.
     pub(super) fn sync(&self) -> io::Result<()> {
         File::open(&self.path)?.sync_all()
@@ -158,6 +175,10 @@ impl Folder {
 
 /// Makes room for a segment.
 fn reserve(file: &File) -> io::Result<()> {
+    // XFS asks for all of it again, also if it is there, and fails on a full disk.
+    if file.metadata()?.blocks() * 512 >= SEGMENT_LENGTH {
+        return Ok(());
+    }
     match retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, SEGMENT_LENGTH)) {
         // Some file systems cannot reserve room.
         Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),

@@ -14,7 +14,7 @@ use super::folder::{Folder, Found};
 use super::records::read;
 use super::recovery::Replay;
 use super::segment::{BlockHead, HEAD_LENGTH, SegmentHead, scan};
-use crate::core::{Moment, Stamp};
+use crate::core::{Moment, Stamp, Wheel};
 use crate::memory::wheel::MemoryWheel;
 
 /// A part of a segment that is not valid.
@@ -41,12 +41,12 @@ pub(super) struct Log {
 
 impl Log {
     /// Finds the segments, and the last valid block.
-    pub(super) fn open(found: &Found) -> Result<Log, JournalError> {
+    pub(super) fn open(found: &Found, wheel: Wheel) -> Result<Log, JournalError> {
         let mut log = Log { segments: Vec::new(), last: None, length: HEAD_LENGTH as u64, damages: Vec::new() };
-        log.segments = log.with_heads(found);
+        log.segments = log.with_heads(found, wheel);
         for (number, (head, path)) in log.segments.iter().enumerate().rev() {
             let bytes = Folder::read(path)?;
-            let (_, length) = scan(head.number, &bytes, 0, |_, block| log.last = Some(block.head));
+            let (_, length) = scan(head.number, head.epoch, &bytes, 0, |_, block| log.last = Some(block.head));
             if number + 1 == log.segments.len() {
                 log.length = length;
             }
@@ -57,20 +57,13 @@ impl Log {
         Ok(log)
     }
 
-    /// Returns all segments in their order. A damaged head is replaced by that of a neighbour, whose fields are nearly
-    /// the same. Without a neighbour the segment cannot be read, and stays where it is.
-    fn with_heads(&mut self, found: &Found) -> Vec<(SegmentHead, PathBuf)> {
+    /// Returns all segments in their order, those with a damaged head too.
+    fn with_heads(&mut self, found: &Found, wheel: Wheel) -> Vec<(SegmentHead, PathBuf)> {
         let mut segments = found.segments.clone();
-        for (number, path) in &found.headless {
-            let before = found.segments.iter().rev().find(|(head, _)| head.number < *number);
-            let Some((neighbour, _)) = before.or(found.segments.first()) else {
-                let bytes = path.metadata().map_or(0, |file| usize::try_from(file.len()).unwrap_or(usize::MAX));
-                self.damages.push(Damage { path: path.clone(), offset: 0, bytes });
-                continue;
-            };
+        for (number, epoch, path) in &found.headless {
             self.damages.push(Damage { path: path.clone(), offset: 0, bytes: HEAD_LENGTH });
-            segments
-                .push((SegmentHead { number: *number, previous_length: 0, ..neighbour.clone() }, path.clone()));
+            let head = SegmentHead { number: *number, wheel, epoch: *epoch, previous_length: 0 };
+            segments.push((head, path.clone()));
         }
         segments.sort_by_key(|(head, _)| head.number);
         segments
@@ -81,12 +74,19 @@ impl Log {
         self.last.map(|last| last.checkpoint)
     }
 
+    /// Returns the epoch of the last process whose records are there.
+    pub(super) fn last_epoch(&self) -> u64 {
+        let head = self.segments.last().map_or(0, |(head, _)| head.epoch);
+        self.last.map_or(head, |last| last.epoch.max(head))
+    }
+
     /// Returns how long the wheel has lived.
     pub(super) fn lived_ms(&self) -> u64 {
         self.last.map_or(0, |last| last.lived_ms)
     }
 
     /// Applies all records from the last complete checkpoint on to an empty wheel, and records what is damaged or missing.
+    /// The records before it in its segment change nothing that it does not set again.
     /// Returns the number of messages in flight.
     pub(super) fn apply(
         &mut self,
@@ -99,10 +99,12 @@ impl Log {
         let first = self.segments.partition_point(|(head, _)| head.number < checkpoint);
         let needed = &self.segments[first..];
         self.damages.retain(|damage| self.segments[..first].iter().all(|(_, path)| *path != damage.path));
-        let Some((first, _)) = needed.first() else { return Ok(0) };
+        if needed.is_empty() {
+            return Ok(0);
+        }
         let last = self.last.map_or(moment.unix_ms(), |last| last.unix_ms);
         let away = Duration::from_millis(moment.unix_ms().saturating_sub(last));
-        let mut replay = Replay::new(wheel, first.pointer, away);
+        let (mut replay, mut is_first) = (Replay::new(wheel, away), true);
         let mut expected = checkpoint.max(1);
         for (number, (head, path)) in needed.iter().enumerate() {
             for missing in expected..head.number {
@@ -113,7 +115,10 @@ impl Log {
             // A segment that ends before the length that its successor knows is damaged.
             let next = needed.get(number + 1).filter(|(next, _)| next.number == expected);
             let known = next.map_or(0, |(next, _)| usize::try_from(next.previous_length).unwrap_or(usize::MAX));
-            let (damages, _) = scan(head.number, &bytes, known, |offset, block| {
+            let (damages, _) = scan(head.number, head.epoch, &bytes, known, |offset, block| {
+                if std::mem::take(&mut is_first) {
+                    replay.begin_at(block.head.pointer);
+                }
                 let stamp = Stamp::after(Duration::from_millis(block.head.lived_ms));
                 if read(block.records, stamp, |part| replay.apply(part)).is_none() {
                     error!(

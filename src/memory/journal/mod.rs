@@ -35,6 +35,7 @@ mod tests;
 mod waiting;
 mod writer;
 
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -90,8 +91,8 @@ impl Journal {
             let path = journal.folder.clone();
             return Err(JournalError::OtherWheel { path, saved: head.wheel, asked: options.wheel });
         }
-        let mut log = Log::open(&found)?;
-        let last_epoch = found.segments.last().map_or(0, |(head, _)| head.epoch);
+        let mut log = Log::open(&found, options.wheel)?;
+        let last_epoch = log.last_epoch().max(folder.last_epoch());
         let epoch = moment.unix_ms().max(last_epoch + 1);
         let lived = Duration::from_millis(log.lived_ms());
         let origin = moment.now.checked_sub(lived).unwrap_or(moment.now);
@@ -120,7 +121,8 @@ impl Journal {
             );
         }
         let recovered = Recovered { in_flight, is_old: log.checkpoint().is_some(), damages: log.damages.clone() };
-        let writer = first_segment(&folder, found, &log, &wheel, &buffer, &progress, journal.sync)?;
+        let writer = open_writer(&folder, found, &log, &wheel, &buffer, &progress, journal.sync)
+            .map_err(|cause| JournalError::Io { what: "write to", path: journal.folder.clone(), cause })?;
         let checkpointer = Checkpointer::new(&wheel, &buffer, &progress);
         let started = start_threads(writer, checkpointer, journal.sync, &progress);
         let writer = started.map_err(|cause| JournalError::Io {
@@ -166,8 +168,8 @@ impl Drop for Journal {
     }
 }
 
-/// Begins the first segment of this process.
-fn first_segment(
+/// Returns the writer of this process. It goes on in the last segment, so that a start needs no room.
+fn open_writer(
     folder: &Arc<Folder>,
     found: Found,
     log: &Log,
@@ -175,51 +177,49 @@ fn first_segment(
     buffer: &Arc<Buffer>,
     progress: &Arc<Progress>,
     sync: SyncPolicy,
-) -> Result<Writer, JournalError> {
-    let numbers = found.segments.iter().map(|(head, _)| head.number);
-    let last_number = numbers.chain(found.headless.iter().map(|(number, _)| *number)).max().unwrap_or(0);
+) -> io::Result<Writer> {
+    folder.record_epoch(wheel.epoch)?;
+    progress.pointer.store(wheel.pointer().0, Ordering::Relaxed);
+    let last_number = log.segments.last().map_or(0, |(head, _)| head.number);
     let checkpoint = log.checkpoint().unwrap_or(last_number + 1);
     let spares = found.spare.iter().filter_map(|path| number_of(path)).max().unwrap_or(0);
-    let is_old = |(head, _): &&(SegmentHead, PathBuf)| head.number < checkpoint;
-    let old = log.segments.iter().filter(is_old).map(|(_, path)| path).chain(&found.empty);
-    let head = SegmentHead {
+    let first = SegmentHead {
         number: last_number,
         wheel: wheel.shards.options.wheel,
         epoch: wheel.epoch,
-        pointer: wheel.pointer(),
         previous_length: 0,
     };
+    let last = found.segments.last().filter(|(head, _)| head.number == last_number && log.checkpoint().is_some());
     let mut writer = Writer {
         folder: Arc::clone(folder),
         buffer: Arc::clone(buffer),
         progress: Arc::clone(progress),
         sync,
-        head,
+        head: last.map_or(first, |(head, _)| head.clone()),
         file: None,
         length: log.length,
         first: checkpoint,
         checkpoint,
-        begun: checkpoint,
+        begun: None,
+        epoch: wheel.epoch,
         spare: found.spare.into(),
         spares,
         next_attempt: buffer.clock.now(),
     };
-    let failed = |cause| JournalError::Io { what: "write to", path: folder.path.clone(), cause };
-    for segment in old {
-        writer.make_spare(segment).map_err(failed)?;
+    if let Some((_, path)) = log.segments.last() {
+        // What was read may not be on the disk yet. Others are told of it, and what it replaces is used again.
+        File::open(path)?.sync_data()?;
+        folder.sync()?;
     }
-    match writer.next_segment() {
-        // Acks count in memory, and the writer tries again.
-        Err(error) if is_full(&error) && log.checkpoint().is_some() => {
-            writer.failed(&error);
-        }
-        begun => begun.map_err(failed)?,
+    let is_old = |(head, _): &&(SegmentHead, PathBuf)| head.number < checkpoint;
+    for segment in log.segments.iter().filter(is_old).map(|(_, path)| path).chain(&found.empty) {
+        writer.make_spare(segment)?;
+    }
+    match last {
+        Some(_) => writer.write_to(folder.open_segment(last_number)?)?,
+        None => writer.next_segment()?,
     }
     Ok(writer)
-}
-
-fn is_full(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 /// Returns the number at the end of the name of a file.

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::{Condvar, Mutex};
 
@@ -10,18 +10,21 @@ use super::condition::Condition;
 use super::folder::SEGMENT_LENGTH;
 
 /// The minimum length of the log at which a checkpoint begins.
-const SHORTEST_LOG: u64 = 64 * 1_024 * 1_024;
+const SHORTEST_LOG: u64 = 4 * SEGMENT_LENGTH;
 
 /// The bytes that a message in the wheel or in the outbox takes in a checkpoint, rounded up.
 const ENTRY_BYTES: u64 = 24;
+
+/// The room for changes that are made while a checkpoint is written, in bytes, on a full disk. Adds are refused then.
+const MEANWHILE: u64 = SEGMENT_LENGTH / 4;
 
 /// The progress of a journal, which its threads share.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     /// The number of segments from the last checkpoint on.
     pub(super) segments: AtomicU32,
-    /// The number of spare segments.
-    pub(super) spares: AtomicUsize,
+    /// The room in the current segment and in the spare ones, in bytes.
+    pub(super) room: AtomicU64,
     pub(super) in_flight: AtomicU64,
     /// The messages in the wheel and in the outbox.
     pub(super) held: AtomicU64,
@@ -54,29 +57,30 @@ impl Progress {
         u64::from(self.segments.load(Ordering::Relaxed)) * SEGMENT_LENGTH
     }
 
-    /// Returns the room that a checkpoint takes, in bytes.
-    fn checkpoint_bytes(&self) -> u64 {
+    /// Returns the length of everything that is held, in a checkpoint.
+    fn held_bytes(&self) -> u64 {
         ENTRY_BYTES * self.held.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of segments that a checkpoint takes. It begins a new one.
-    pub(super) fn checkpoint_segments(&self) -> usize {
-        1 + whole_segments(self.checkpoint_bytes())
+    /// Returns the room that must be there before a checkpoint begins, in bytes. Changes that are made while it is written
+    /// take some too.
+    pub(super) fn checkpoint_bytes(&self) -> u64 {
+        self.held_bytes() + MEANWHILE
     }
 
     /// Returns the room that the log takes, in bytes, above which a checkpoint begins.
     pub(super) fn checkpoint_at(&self) -> u64 {
-        SHORTEST_LOG.max(2 * self.checkpoint_bytes())
+        SHORTEST_LOG.max(2 * self.held_bytes())
     }
 
     /// Returns whether a checkpoint is due, and there is room for it. On a full disk it is due as soon as it frees room.
     pub(super) fn is_checkpoint_due(&self, condition: Condition) -> bool {
         let longest = match condition {
             Condition::Recording => self.checkpoint_at(),
-            Condition::Full => SEGMENT_LENGTH + 2 * self.checkpoint_bytes(),
+            Condition::Full => SEGMENT_LENGTH + 2 * self.held_bytes(),
             Condition::Failed | Condition::Rebuilding => return false,
         };
-        self.log_bytes() > longest && self.spares.load(Ordering::Relaxed) >= self.checkpoint_segments()
+        self.log_bytes() > longest && self.room.load(Ordering::Relaxed) >= self.checkpoint_bytes()
     }
 
     /// Returns whether a checkpoint is complete now that all records up to `last` are written.
@@ -115,13 +119,13 @@ mod tests {
     #[test]
     fn a_checkpoint_is_due_earlier_on_a_full_disk_but_only_if_there_is_room_for_it() {
         let progress = Progress::default();
-        progress.held.store(1_000_000, Ordering::Relaxed);
-        let is_due = |condition, segments, spares| {
+        progress.held.store(7 * SEGMENT_LENGTH / 5 / ENTRY_BYTES, Ordering::Relaxed);
+        let is_due = |condition, segments, room| {
             progress.segments.store(segments, Ordering::Relaxed);
-            progress.spares.store(spares, Ordering::Relaxed);
+            progress.room.store(room * SEGMENT_LENGTH, Ordering::Relaxed);
             progress.is_checkpoint_due(condition)
         };
-        // The entries take 24 MB, so the checkpoint takes two segments.
+        // The entries take nearly one and a half segments.
         assert!(!is_due(Condition::Recording, 4, 2));
         assert!(is_due(Condition::Recording, 5, 2));
         assert!(!is_due(Condition::Recording, 5, 1));

@@ -91,11 +91,22 @@ pub(in crate::memory) enum Event {
     DroppedBefore {
         position: u64,
     },
-    /// The positions of the outbox, for a checkpoint. Its batches precede this record, and its groups follow.
-    Positions {
+    /// The positions of the outbox and its groups, for a checkpoint. The batches precede this record.
+    Groups {
         begin: u64,
         end: u64,
+        groups: Vec<GroupRecord>,
     },
+}
+
+/// A group of an outbox.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(in crate::memory) struct GroupRecord {
+    pub(super) name: GroupName,
+    /// The first position that the group has never taken.
+    pub(super) next: u64,
+    /// The positions before `next` that the group has not settled, with their delivery counts.
+    pub(super) held: Vec<(u64, u32)>,
 }
 
 /// The records that the writer has taken.
@@ -103,7 +114,8 @@ pub(in crate::memory) enum Event {
 pub(super) struct Taken {
     /// The head of a block, still empty, and records.
     pub(super) block: Vec<u8>,
-    pub(super) cut: Option<usize>,
+    /// Whether a checkpoint begins in them.
+    pub(super) begins: bool,
     pub(super) last: u64,
     pub(super) is_closing: bool,
 }

@@ -60,19 +60,24 @@ impl ExpiredTick {
 }
 
 impl Replay<'_> {
-    pub(super) fn new(wheel: &MemoryWheel, pointer: Tick, away: Duration) -> Replay<'_> {
+    pub(super) fn new(wheel: &MemoryWheel, away: Duration) -> Replay<'_> {
         Replay {
             wheel,
             shards: wheel.shards.list.iter().map(|shard| shard.lock()).collect(),
             steps: Vec::with_capacity(FETCHED),
-            pointer,
-            swept_at: pointer,
+            pointer: wheel.pointer(),
+            swept_at: wheel.pointer(),
             acked: HashMap::new(),
             overtaken: Vec::new(),
             expired: BTreeMap::new(),
             queue: Queue::default(),
             away,
         }
+    }
+
+    /// Sets the pointer to where it stood before the first record.
+    pub(super) fn begin_at(&mut self, pointer: Tick) {
+        (self.pointer, self.swept_at) = (pointer, pointer);
     }
 
     pub(super) fn apply(&mut self, part: Part) {
@@ -199,6 +204,9 @@ impl Replay<'_> {
             });
             debug_assert!(all);
         }
+        // Nothing more is known of the other ticks.
+        let unpublished: HashSet<Tick> = overtaken.iter().map(|(tick, _)| *tick).collect();
+        expired.retain(|tick, _| wheel.is_late_known(*tick, to) || unpublished.contains(tick));
         self.swept_at = to;
     }
 
@@ -311,7 +319,7 @@ mod tests {
         let now = Instant::now();
         let outbox = Arc::new(MemoryOutbox::new(Retention::default(), now));
         let wheel = MemoryWheel::new(options, (1, Tick(100)), outbox, now);
-        let mut replay = Replay::new(&wheel, Tick(100), Duration::ZERO);
+        let mut replay = Replay::new(&wheel, Duration::ZERO);
         parts.into_iter().for_each(|part| replay.apply(part));
         let in_flight = replay.finish(now);
         let before = wheel.outbox.queue.lock().ids;

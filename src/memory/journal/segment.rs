@@ -2,11 +2,11 @@
 //!
 //! ```text
 //! segment: magic 16, SegmentHead in postcard, zeros up to 76, crc u32, blocks
-//! block:   BlockHead in postcard, zeros up to 44, crc u32, records
+//! block:   BlockHead in postcard, zeros up to 60, crc u32, records
 //! ```
 //!
-//! Numbers are little-endian. The head of a block has the number of its segment. So blocks of an earlier use of a recycled
-//! file are not valid, and a search through what such a use left behind reads no records.
+//! Numbers are little-endian. The head of a block has the number of its segment, and an epoch that is not below that of
+//! the segment. So blocks of an earlier use of a recycled file are not valid, also if a power failure undid its name.
 
 use std::ops::Range;
 
@@ -16,21 +16,21 @@ use serde::{Deserialize, Serialize};
 use crate::core::{Tick, Wheel};
 
 /// The first bytes of a segment. The digit is the version of the layout.
-pub(super) const MAGIC: &[u8; 16] = b"ackwheel log   1";
+pub(super) const MAGIC: &[u8; 16] = b"ackwheel log   2";
 
 /// The length of the head of a segment.
 pub(super) const HEAD_LENGTH: usize = 80;
 
 /// The length of the head of a block.
-pub(super) const BLOCK_HEAD_LENGTH: usize = 48;
+pub(super) const BLOCK_HEAD_LENGTH: usize = 64;
 
 /// The head of a segment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct SegmentHead {
     pub(super) number: u32,
     pub(super) wheel: Wheel,
+    /// The epoch of the process that began the segment.
     pub(super) epoch: u64,
-    pub(super) pointer: Tick,
     /// The length of the valid blocks of the segment before, with its head. A shorter segment is damaged.
     pub(super) previous_length: u64,
 }
@@ -54,8 +54,12 @@ impl SegmentHead {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct BlockHead {
     pub(super) segment: u32,
-    /// The segment with which recovery begins, because the last complete checkpoint begins there.
+    /// The epoch of the process that wrote the block.
+    pub(super) epoch: u64,
+    /// The segment with which recovery begins, because the last complete checkpoint begins in it.
     pub(super) checkpoint: u32,
+    /// A tick at which the pointer stood a short time before.
+    pub(super) pointer: Tick,
     /// How long the wheel has lived, without the time in which no process ran.
     pub(super) lived_ms: u64,
     /// The wall clock.
@@ -99,10 +103,14 @@ pub(super) struct Block<'a> {
     pub(super) records: &'a [u8],
 }
 
-/// Reads the block at the beginning of `bytes`. Returns `None` if it is not valid.
-pub(super) fn block_at(segment: u32, bytes: &[u8]) -> Option<Block<'_>> {
+/// Reads the block at the beginning of `bytes`. Returns `None` if it is not a valid block of this segment, whose epoch is
+/// `epoch`.
+pub(super) fn block_at(segment: u32, epoch: u64, bytes: &[u8]) -> Option<Block<'_>> {
     let (head, rest) = bytes.split_at_checked(BLOCK_HEAD_LENGTH)?;
-    let head = unseal::<BlockHead>(head).filter(|head| head.segment == segment && head.length > 0)?;
+    let head: BlockHead = unseal(head)?;
+    if head.segment != segment || head.epoch < epoch || head.length == 0 {
+        return None;
+    }
     let records = rest.get(..head.length as usize)?;
     (crc32fast::hash(records) == head.crc).then_some(Block { head, records })
 }
@@ -110,14 +118,16 @@ pub(super) fn block_at(segment: u32, bytes: &[u8]) -> Option<Block<'_>> {
 /// Returns the first segment of a journal with a block for each of these records, which need not be valid.
 #[cfg(fuzzing)]
 pub fn first_segment_of(wheel: Wheel, blocks: &[&[u8]]) -> Vec<u8> {
-    let head = SegmentHead { number: 1, wheel, epoch: 7, pointer: Tick(1_700_000_000), previous_length: 0 };
+    let head = SegmentHead { number: 1, wheel, epoch: 7, previous_length: 0 };
     let mut segment = head.encode().to_vec();
     for records in blocks {
         let mut block = vec![0; BLOCK_HEAD_LENGTH];
         block.extend_from_slice(records);
         let head = BlockHead {
             segment: 1,
+            epoch: 7,
             checkpoint: 1,
+            pointer: Tick(1_700_000_000),
             lived_ms: 9,
             unix_ms: 1_700_000_000_009,
             ..BlockHead::default()
@@ -134,22 +144,23 @@ impl Block<'_> {
     }
 }
 
-/// Finds the valid blocks in the bytes of a segment. `known` is the length that the next segment knows, or 0. Returns the
+/// Finds the valid blocks in the bytes of a segment with this number and epoch. `known` is the length that the next segment knows, or 0. Returns the
 /// damaged parts, and the length up to the end of the last valid block.
 pub(super) fn scan<'a>(
     number: u32,
+    epoch: u64,
     bytes: &'a [u8],
     known: usize,
     mut on_block: impl FnMut(usize, Block<'a>),
 ) -> (Vec<Range<usize>>, u64) {
     let (mut damages, mut at) = (Vec::new(), HEAD_LENGTH);
     loop {
-        if let Some(block) = block_at(number, &bytes[at.min(bytes.len())..]) {
+        if let Some(block) = block_at(number, epoch, &bytes[at.min(bytes.len())..]) {
             on_block(at, block);
             at += block.length();
             continue;
         }
-        let valid = |at: &usize| block_at(number, &bytes[*at..]).is_some();
+        let valid = |at: &usize| block_at(number, epoch, &bytes[*at..]).is_some();
         // Behind the last write are zeros, or blocks of an earlier use of the file.
         let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
         let follows = (at + 1..used).find(valid);

@@ -46,15 +46,16 @@ pub(super) struct Writer {
     /// The head of the current segment.
     pub(super) head: SegmentHead,
     /// The current segment, or `None` after a failure.
-    pub(super) file: Option<Arc<File>>,
+    pub(super) file: Option<File>,
     /// The length of the current segment up to the last block.
     pub(super) length: u64,
     /// The first segment that is not a spare file yet.
     pub(super) first: u32,
     /// The segment with which recovery begins.
     pub(super) checkpoint: u32,
-    /// The segment with which the current checkpoint began.
-    pub(super) begun: u32,
+    /// The segment in which the current checkpoint began, while it is written.
+    pub(super) begun: Option<u32>,
+    pub(super) epoch: u64,
     /// Files that are ready to become segments.
     pub(super) spare: VecDeque<PathBuf>,
     /// The number of the last spare file.
@@ -72,9 +73,6 @@ impl Writer {
                 self.try_again();
             } else {
                 match self.write(&mut taken) {
-                    Ok(()) if self.progress.sync_failed.swap(false, Ordering::Relaxed) => {
-                        self.failed(&io::Error::other("a sync failed"));
-                    }
                     Ok(()) => self.buffer.written(taken.last),
                     Err(error) => self.failed(&error),
                 }
@@ -90,25 +88,22 @@ impl Writer {
         }
     }
 
-    /// Writes the taken records, in two segments if a checkpoint begins between them.
+    /// Writes the taken records.
     fn write(&mut self, taken: &mut Taken) -> io::Result<()> {
-        if let Some(cut) = taken.cut {
-            let mut behind = vec![0; BLOCK_HEAD_LENGTH];
-            behind.extend_from_slice(&taken.block[cut..]);
-            taken.block.truncate(cut);
-            self.write_block(&mut taken.block)?;
-            self.next_segment()?;
-            self.begun = self.head.number;
-            mem::swap(&mut taken.block, &mut behind);
+        if taken.begins {
+            self.begun = Some(self.head.number);
         }
         self.write_block(&mut taken.block)?;
         if self.sync == SyncPolicy::Always {
             self.file()?.sync_data()?;
         }
+        if self.progress.sync_failed.swap(false, Ordering::Relaxed) {
+            return Err(io::Error::other("a sync failed"));
+        }
         if self.progress.complete(taken.last) {
             // The whole checkpoint is on the disk before a block says that recovery begins with it.
             self.file()?.sync_data()?;
-            self.checkpoint = self.begun;
+            self.checkpoint = self.begun.take().unwrap_or(self.checkpoint);
             let mut block = vec![0; BLOCK_HEAD_LENGTH];
             Event::Complete.write(&mut block);
             self.write_block(&mut block)?;
@@ -131,7 +126,9 @@ impl Writer {
         let moment = self.buffer.clock.moment();
         let head = BlockHead {
             segment: self.head.number,
+            epoch: self.epoch,
             checkpoint: self.checkpoint,
+            pointer: Tick(self.progress.pointer.load(Ordering::Relaxed)),
             lived_ms: self.buffer.lived_ms(moment.now),
             unix_ms: moment.unix_ms(),
             ..BlockHead::default()
@@ -142,14 +139,14 @@ impl Writer {
         Ok(())
     }
 
-    fn file(&self) -> io::Result<&Arc<File>> {
+    fn file(&self) -> io::Result<&File> {
         self.file.as_ref().ok_or_else(|| io::Error::other("an earlier write failed"))
     }
 
     /// Begins the next segment. A segment with a part of a checkpoint is synced, because the checkpoint must be on the
     /// disk before it replaces older segments.
     pub(super) fn next_segment(&mut self) -> io::Result<()> {
-        if (self.sync != SyncPolicy::None || self.begun != self.checkpoint)
+        if (self.sync != SyncPolicy::None || self.begun.is_some())
             && let Some(file) = &self.file
         {
             file.sync_data()?;
@@ -168,16 +165,21 @@ impl Writer {
                 return Err(error);
             }
         };
-        let pointer = self.head.pointer.max(Tick(self.progress.pointer.load(Ordering::Relaxed)));
-        let head = SegmentHead { number, pointer, previous_length: self.length, ..self.head.clone() };
+        let (epoch, previous_length) = (self.epoch, self.length);
+        let head = SegmentHead { number, epoch, previous_length, ..self.head.clone() };
         file.write_all_at(&head.encode(), 0)?;
         if self.sync != SyncPolicy::None {
             file.sync_data()?;
             self.folder.sync()?;
         }
         (self.head, self.length) = (head, HEAD_LENGTH as u64);
-        let file = Arc::new(file);
-        *self.progress.current.lock() = Some(Arc::clone(&file));
+        self.write_to(file)
+    }
+
+    /// Writes to a file from now on, which is the current segment.
+    pub(super) fn write_to(&mut self, file: File) -> io::Result<()> {
+        // The system reports a failed sync once for each time that a file was opened, and two threads sync.
+        *self.progress.current.lock() = Some(Arc::new(self.folder.open_segment(self.head.number)?));
         self.file = Some(file);
         self.count_segments();
         Ok(())
@@ -185,7 +187,8 @@ impl Writer {
 
     fn count_segments(&self) {
         self.progress.segments.store(self.head.number + 1 - self.checkpoint, Ordering::Relaxed);
-        self.progress.spares.store(self.spare.len(), Ordering::Relaxed);
+        let room = SEGMENT_LENGTH.saturating_sub(self.length) + SEGMENT_LENGTH * self.spare.len() as u64;
+        self.progress.room.store(room, Ordering::Relaxed);
     }
 
     /// Makes the segments before the checkpoint spare, once the end of the checkpoint is on the disk too.
@@ -208,7 +211,7 @@ impl Writer {
         if self.file.is_none() || now < self.next_attempt {
             return;
         }
-        match self.create_spares() {
+        match self.create_spares(self.wanted_spares()) {
             Ok(()) if self.buffer.condition() == Condition::Full => {
                 self.buffer.set_condition(Condition::Recording);
                 info!("the journal has room again, and messages are accepted");
@@ -224,14 +227,17 @@ impl Writer {
         }
     }
 
-    /// Creates the spare segments that a whole checkpoint takes, or the rest of the current one, with the Acks of all
-    /// messages in flight. So a checkpoint can always be written, and frees what was written before it. Removes a spare
-    /// segment if there are many more.
-    fn create_spares(&mut self) -> io::Result<()> {
-        let acks = whole_segments(ACK_LENGTH * self.progress.in_flight.load(Ordering::Relaxed));
-        let current = if self.begun == self.checkpoint { 0 } else { self.head.number + 1 - self.begun };
-        let checkpoint = self.progress.checkpoint_segments().saturating_sub(current as usize);
-        let wanted = 1 + acks + checkpoint;
+    /// Returns the number of spare segments for the next changes, for the rest of a whole checkpoint, and for the Acks of
+    /// all messages in flight. So a checkpoint can always be written, and frees what was written before it.
+    fn wanted_spares(&self) -> usize {
+        let acks = ACK_LENGTH * self.progress.in_flight.load(Ordering::Relaxed);
+        let reserved = whole_segments(self.progress.checkpoint_bytes() + acks);
+        let used = self.begun.map_or(0, |begun| self.head.number - begun);
+        1 + reserved.saturating_sub(used as usize)
+    }
+
+    /// Creates spare segments until there are so many. Removes one if there are many more.
+    fn create_spares(&mut self, wanted: usize) -> io::Result<()> {
         if self.spare.len() > wanted + whole_segments(self.progress.checkpoint_at())
             && let Some(spare) = self.spare.pop_back()
         {
@@ -265,7 +271,7 @@ impl Writer {
         // Before the failure counts, so that no checkpoint begins that counts it and loses its first record.
         self.buffer.fail();
         self.progress.failed();
-        self.begun = self.checkpoint;
+        self.begun = None;
         self.next_attempt = self.buffer.clock.now() + RETRY;
     }
 
@@ -278,8 +284,9 @@ impl Writer {
         }
         self.next_attempt = now + RETRY;
         let (head, length) = (self.head.clone(), self.length);
+        let wanted = whole_segments(self.progress.checkpoint_bytes());
         let attempt =
-            self.next_segment().and_then(|()| self.create_spares()).and_then(|()| self.file()?.sync_data());
+            self.next_segment().and_then(|()| self.create_spares(wanted)).and_then(|()| self.file()?.sync_data());
         if attempt.is_ok() {
             self.buffer.set_condition(Condition::Rebuilding);
             self.progress.request_checkpoint();
