@@ -370,6 +370,17 @@ mod tests {
     }
 
     #[test]
+    fn a_journal_that_has_failed_waits_for_nothing() {
+        let buffer = buffer();
+        buffer.append(|bytes| bytes.push(0));
+        let mut taken = Taken::default();
+        buffer.take(&mut taken, Duration::ZERO);
+        buffer.append(|bytes| bytes.push(0));
+        buffer.fail();
+        assert_eq!(buffer.oldest_ms.load(Ordering::Relaxed), 0, "the store answers");
+    }
+
+    #[test]
     fn requests_are_refused_before_those_that_wait_fill_the_memory() {
         let buffer = buffer();
         buffer.append(|bytes| bytes.push(0));

@@ -307,8 +307,7 @@ mod tests {
 
     const SLOTS: u16 = 15;
 
-    /// The wheel that records give, the number of its messages in flight, and the messages that it still publishes.
-    fn recovered(parts: impl IntoIterator<Item = Part>) -> (MemoryWheel, u64, Vec<Message>) {
+    fn empty_wheel() -> MemoryWheel {
         let options = MemoryOptions {
             wheel: Wheel::new(SLOTS, Duration::from_secs(1)).unwrap(),
             storm: StormRule::default(),
@@ -318,7 +317,12 @@ mod tests {
         };
         let now = Instant::now();
         let outbox = Arc::new(MemoryOutbox::new(Retention::default(), now));
-        let wheel = MemoryWheel::new(options, (1, Tick(100)), outbox, now);
+        MemoryWheel::new(options, (1, Tick(100)), outbox, now)
+    }
+
+    /// The wheel that records give, the number of its messages in flight, and the messages that it still publishes.
+    fn recovered(parts: impl IntoIterator<Item = Part>) -> (MemoryWheel, u64, Vec<Message>) {
+        let (wheel, now) = (empty_wheel(), Instant::now());
         let mut replay = Replay::new(&wheel, Duration::ZERO);
         parts.into_iter().for_each(|part| replay.apply(part));
         let in_flight = replay.finish(now);
@@ -411,6 +415,14 @@ mod tests {
         let queue = wheel.outbox.queue.lock();
         let counts = queue.batches.values().next().unwrap().batch.counts;
         assert_eq!((counts.added, counts.acked), (2, 1));
+    }
+
+    #[test]
+    fn a_recovery_forgets_idle_ticks() {
+        let wheel = empty_wheel();
+        let mut replay = Replay::new(&wheel, Duration::ZERO);
+        (100..100_000).for_each(|tick| replay.apply(expired(Tick(tick))));
+        assert!((replay.expired.len() as u64) < SWEPT_TICKS + 2 * u64::from(SLOTS), "{}", replay.expired.len());
     }
 
     #[test]

@@ -107,6 +107,11 @@ fn group() -> GroupName {
     "logic".parse().unwrap()
 }
 
+/// A group that comes and goes.
+fn other_group() -> GroupName {
+    "audit".parse().unwrap()
+}
+
 impl Life {
     fn begin(threads: usize, seed: u64) -> Life {
         let folder = tempfile::tempdir().unwrap();
@@ -130,7 +135,7 @@ impl Life {
     /// Does one thing, and waits until it is written.
     fn step(&mut self) {
         let RingParts { ring, outbox, .. } = self.parts.clone();
-        match self.random.random_range(0..20) {
+        match self.random.random_range(0..22) {
             0..14 => {
                 let mut batch = RequestBatch::default();
                 for id in 0..self.random.random_range(1..4) {
@@ -159,6 +164,14 @@ impl Life {
                 let taken = self.runtime.block_on(outbox.take(&group(), 10, self.now)).unwrap();
                 self.taken.extend(taken.iter().map(|delivery| delivery.batch.id));
             }
+            19 => {
+                let runtime = &self.runtime;
+                runtime.block_on(outbox.open_group(&other_group(), GroupOptions::default(), self.now)).unwrap();
+                let taken = runtime.block_on(outbox.take(&other_group(), 2, self.now)).unwrap();
+                let settled: Vec<BatchId> = taken.iter().map(|delivery| delivery.batch.id).collect();
+                runtime.block_on(outbox.settle(&other_group(), &settled[..settled.len() / 2])).unwrap();
+            }
+            20 => drop(self.runtime.block_on(outbox.delete_group(&other_group())).unwrap()),
             _ => {
                 let settled = Vec::from_iter(self.taken.choose(&mut self.random).copied());
                 self.runtime.block_on(outbox.settle(&group(), &settled)).unwrap();
@@ -373,4 +386,22 @@ fn blocks_of_an_earlier_use_of_a_segment_are_not_valid() {
     let (found, recovered) = recovered(&[(path.clone(), earlier)], 1);
     assert_ne!(found, content);
     assert_eq!((found.in_flight.len(), recovered.damages), (0, vec![]));
+}
+
+#[test]
+fn an_epoch_is_above_that_of_a_process_that_could_not_write_a_segment() {
+    let folder = tempfile::tempdir().unwrap();
+    let clock = Arc::new(Clock::start());
+    let epoch = clock.moment().unix_ms() + 3_600_000;
+    fs::write(folder.path().join("lock"), epoch.to_le_bytes()).unwrap();
+    for later in 1..3 {
+        let (journal, wheel, _) = Journal::open(&journal_options(folder.path()), options(1), &clock).unwrap();
+        assert_eq!(wheel.epoch, epoch + later, "the clock is behind it");
+        journal.close().unwrap();
+        for file in fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().path()) {
+            if !file.ends_with("lock") {
+                fs::remove_file(file).unwrap();
+            }
+        }
+    }
 }
