@@ -104,13 +104,24 @@ fn a_disk_that_is_smaller_than_the_usual_log_is_enough() {
     let (journal, flags) = (disk.path().join("journal"), ["--tick", "30s"]);
     let mut sidecar = start(&journal, &flags);
     let mut connection = sidecar.connect();
-    // Each pair of requests takes 180 kB of the log, so these take twice the disk.
+    let (mut random, mut kills) = (SmallRng::seed_from_u64(96), 0);
+    // Each pair of requests takes 180 kB of the log, so these take the disk twice.
     for part in 0..1_000 {
         let ids: Vec<u64> = (part * 10_000..(part + 1) * 10_000).collect();
-        wait_until("adds are accepted", || connection.ask(&frames::add(&ids, 15, 1)).kind != frames::ERROR);
+        let add = frames::add(&ids, 15, 1);
+        if connection.ask(&add).kind == frames::ERROR {
+            // The disk is full: a checkpoint begins within 100 ms.
+            sleep_until(Instant::now() + Duration::from_millis(random.random_range(0..200)));
+            assert_eq!(sidecar.metrics().count("journal_errors_total"), 0);
+            sidecar.kill();
+            sidecar = start(&journal, &flags);
+            connection = sidecar.connect();
+            kills += 1;
+            wait_until("adds are accepted", || connection.ask(&add).kind != frames::ERROR);
+        }
         assert_eq!(connection.ask(&frames::del(&ids[1..])).outcomes(), [ACKED; 9_999]);
     }
-    sidecar.log().assert_names(&["no room for more messages", "the journal has room again"]);
+    assert!(kills > 0, "the disk was full at times");
     assert_eq!(sidecar.metrics().count("journal_errors_total"), 0);
     sidecar.kill();
     let sidecar = start(&journal, &flags);

@@ -15,7 +15,7 @@
 //! 2. No answer, batch or tick leaves the store before all records up to that moment are written. Only the writer waits
 //!    for the disk.
 //! 3. A checkpoint is a part of the log: it appends every entry as it is at that moment, while requests go on. Once it is
-//!    complete and written, the segments before its first record are used again.
+//!    complete and written, the segments before that of its first record are used again.
 //! 4. After a failed write or sync nothing more is written to that segment. The wheel in memory is right, and a
 //!    checkpoint in new segments replaces the log.
 
@@ -207,7 +207,7 @@ fn open_writer(
         next_attempt: buffer.clock.now(),
     };
     if let Some((_, path)) = log.segments.last() {
-        // What was read may not be on the disk yet. Others are told of it, and what it replaces is used again.
+        // The end of the log may not be on the disk yet. Others are told of it, and what it replaces is used again.
         File::open(path)?.sync_data()?;
         folder.sync()?;
     }

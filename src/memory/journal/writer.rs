@@ -306,6 +306,6 @@ impl Writer {
         if self.buffer.condition() == Condition::Failed || self.buffer.condition() == Condition::Rebuilding {
             return Err(String::from("the journal could not be written"));
         }
-        self.file().and_then(|file| file.sync_data()).map_err(|error| error.to_string())
+        self.file().and_then(File::sync_data).map_err(|error| error.to_string())
     }
 }

@@ -1,4 +1,4 @@
-//! The state that recovery finds is one that a client could have seen, wherever the files end.
+//! A wheel with a journal, random requests for it, and the content that recovery finds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,18 +12,19 @@ use rand::{RngExt, SeedableRng};
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 
-use super::{Journal, JournalOptions, SyncPolicy};
 use crate::clock::Clock;
 use crate::core::{
     BatchId, Completions, ConnectionId, GroupName, GroupOptions, Message, Operation, RequestBatch, Retention,
     RingParts, Store, StormRule, Tick, Wheel,
 };
+use crate::memory::journal::segment::{HEAD_LENGTH, SegmentHead, block_at};
+use crate::memory::journal::{Event, Journal, JournalOptions, Recovered, SyncPolicy};
 use crate::memory::wheel::MemoryWheel;
 use crate::memory::{MemoryOptions, MemoryStore};
 
 const TICK: Duration = Duration::from_secs(1);
 
-fn options(threads: usize) -> MemoryOptions {
+pub(super) fn options(threads: usize) -> MemoryOptions {
     MemoryOptions {
         wheel: Wheel::new(5, TICK).unwrap(),
         storm: StormRule::default(),
@@ -35,10 +36,10 @@ fn options(threads: usize) -> MemoryOptions {
 
 /// The content of a wheel and its outbox, as far as clients can see it.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Content {
+pub(super) struct Content {
     pointer: Tick,
     /// The messages in flight, with their deadlines and attempts.
-    in_flight: BTreeMap<Message, (Tick, u8)>,
+    pub(super) in_flight: BTreeMap<Message, (Tick, u8)>,
     /// The Acks of each tick that has not expired.
     acked: BTreeMap<Tick, u64>,
     /// The messages that timed out and are in no batch yet.
@@ -50,7 +51,7 @@ struct Content {
 }
 
 impl Content {
-    fn of(wheel: &MemoryWheel) -> Content {
+    pub(super) fn of(wheel: &MemoryWheel) -> Content {
         let (pointer, mut in_flight) = (wheel.pointer(), BTreeMap::new());
         for shard in &wheel.shards.list {
             for entry in shard.lock().table.iter() {
@@ -87,11 +88,11 @@ impl Content {
 }
 
 /// A wheel with a journal, and random requests for it.
-struct Life {
+pub(super) struct Life {
     runtime: Runtime,
     folder: TempDir,
     journal: Journal,
-    wheel: Arc<MemoryWheel>,
+    pub(super) wheel: Arc<MemoryWheel>,
     parts: RingParts,
     random: SmallRng,
     now: Instant,
@@ -99,7 +100,7 @@ struct Life {
     taken: Vec<BatchId>,
 }
 
-fn journal_options(folder: &Path) -> JournalOptions {
+pub(super) fn journal_options(folder: &Path) -> JournalOptions {
     JournalOptions { folder: folder.to_owned(), sync: SyncPolicy::None }
 }
 
@@ -113,7 +114,7 @@ fn other_group() -> GroupName {
 }
 
 impl Life {
-    fn begin(threads: usize, seed: u64) -> Life {
+    pub(super) fn begin(threads: usize, seed: u64) -> Life {
         let folder = tempfile::tempdir().unwrap();
         let clock = Arc::new(Clock::start());
         let (journal, wheel, _) =
@@ -133,7 +134,7 @@ impl Life {
     }
 
     /// Does one thing, and waits until it is written.
-    fn step(&mut self) {
+    pub(super) fn step(&mut self) {
         let RingParts { ring, outbox, .. } = self.parts.clone();
         match self.random.random_range(0..22) {
             0..14 => {
@@ -182,21 +183,21 @@ impl Life {
     }
 
     /// Has a checkpoint written, once everything that has expired is published.
-    fn checkpoint(&mut self) {
+    pub(super) fn checkpoint(&mut self) {
         while self.runtime.block_on(self.parts.ring.publish_expired(self.now)).unwrap().more {}
         let checkpoints = || self.journal.progress.state.lock().checkpoints;
         let before = checkpoints();
         self.journal.progress.request_checkpoint();
         wait_until("a checkpoint is complete", || {
             // The writer notices with the next record.
-            self.journal.buffer.append_event(&super::Event::Complete);
+            self.journal.buffer.append_event(&Event::Complete);
             checkpoints() > before
         });
         self.runtime.block_on(self.journal.buffer.all_written());
     }
 
     /// Ends the process, and begins another that finds the same.
-    fn restart(&mut self, threads: usize) {
+    pub(super) fn restart(&mut self, threads: usize) {
         let before = Content::of(&self.wheel);
         self.journal.close().unwrap();
         let clock = Arc::new(Clock::start());
@@ -208,7 +209,7 @@ impl Life {
     }
 
     /// The segments, in the order of their numbers.
-    fn files(&self) -> Vec<PathBuf> {
+    pub(super) fn files(&self) -> Vec<PathBuf> {
         let mut files: Vec<PathBuf> = fs::read_dir(self.folder.path())
             .unwrap()
             .map(|file| file.unwrap().path())
@@ -236,7 +237,7 @@ fn wait_until(what: &str, condition: impl Fn() -> bool) {
 }
 
 /// The content that recovery finds in copies of these files.
-fn recovered(files: &[(PathBuf, Vec<u8>)], threads: usize) -> (Content, super::Recovered) {
+pub(super) fn recovered(files: &[(PathBuf, Vec<u8>)], threads: usize) -> (Content, Recovered) {
     let folder = tempfile::tempdir().unwrap();
     for (path, bytes) in files {
         let copy = folder.path().join(path.file_name().unwrap());
@@ -250,7 +251,7 @@ fn recovered(files: &[(PathBuf, Vec<u8>)], threads: usize) -> (Content, super::R
     (Content::of(&wheel), recovered)
 }
 
-fn copies(files: &[PathBuf]) -> Vec<(PathBuf, Vec<u8>)> {
+pub(super) fn copies(files: &[PathBuf]) -> Vec<(PathBuf, Vec<u8>)> {
     // Behind the last block the file is zero. The block itself may end with some zeros.
     let read = |path: &PathBuf| {
         let mut bytes = fs::read(path).unwrap();
@@ -261,147 +262,12 @@ fn copies(files: &[PathBuf]) -> Vec<(PathBuf, Vec<u8>)> {
 }
 
 /// The number of valid blocks of a segment, and the offset at which the last one ends.
-fn blocks_of(bytes: &[u8]) -> (usize, usize) {
-    let head = super::SegmentHead::decode(bytes).unwrap();
-    let (mut count, mut at) = (0, super::segment::HEAD_LENGTH);
-    while let Some(block) = super::segment::block_at(head.number, head.epoch, &bytes[at..]) {
+pub(super) fn blocks_of(bytes: &[u8]) -> (usize, usize) {
+    let head = SegmentHead::decode(bytes).unwrap();
+    let (mut count, mut at) = (0, HEAD_LENGTH);
+    while let Some(block) = block_at(head.number, head.epoch, &bytes[at..]) {
         at += block.length();
         count += 1;
     }
     (count, at)
-}
-
-fn recovers_what_was_there(threads: usize, seed: u64, with_checkpoints: bool) {
-    let mut life = Life::begin(threads, seed);
-    for step in 0..200 {
-        life.step();
-        if with_checkpoints && step % 50 == 30 {
-            life.checkpoint();
-        }
-        if step % 70 == 65 {
-            life.restart(threads);
-        }
-        if step % 10 == 9 {
-            // Another number of threads spreads the messages over other shards.
-            let (content, recovered) = recovered(&copies(&life.files()), 3 - threads);
-            assert_eq!(content, Content::of(&life.wheel), "seed {seed}, step {step}");
-            assert_eq!(recovered.damages, []);
-        }
-    }
-}
-
-#[test]
-fn recovery_finds_what_was_there() {
-    for seed in 0..6 {
-        recovers_what_was_there(1 + usize::try_from(seed % 2).unwrap(), seed, false);
-    }
-}
-
-#[test]
-fn recovery_finds_what_was_there_behind_checkpoints() {
-    for seed in 100..106 {
-        recovers_what_was_there(1 + usize::try_from(seed % 2).unwrap(), seed, true);
-    }
-}
-
-#[test]
-fn a_journal_that_is_cut_anywhere_gives_the_state_before_the_torn_write() {
-    let mut compared = 0;
-    for seed in 200..204 {
-        // After each step: the blocks of the segment, and the content.
-        let (mut life, mut states) = (Life::begin(1, seed), Vec::new());
-        while life.files().len() == 1 {
-            life.step();
-            states.push((blocks_of(&fs::read(&life.files()[0]).unwrap()), Content::of(&life.wheel)));
-        }
-        let files = copies(&life.files());
-        let mut random = SmallRng::seed_from_u64(seed);
-        for _ in 0..250 {
-            let end = random.random_range(states[0].0.1..states[states.len() - 2].0.1);
-            let cut = [(files[0].0.clone(), files[0].1[..end].to_vec())];
-            let (content, recovered) = recovered(&cut, 1);
-            assert_eq!(recovered.damages, [], "a torn write is no damage");
-            let next = states.partition_point(|((_, length), _)| *length <= end);
-            let (((before, _), known), ((after, _), _)) = (&states[next - 1], &states[next]);
-            // A step that writes several blocks has states in between.
-            if after - before == 1 {
-                assert_eq!(content, *known, "seed {seed}, cut at {end}");
-                compared += 1;
-            }
-        }
-    }
-    assert!(compared >= 500, "only {compared} of 1000 cuts were compared");
-}
-
-#[test]
-fn damage_is_reported_with_its_place_and_costs_only_what_is_in_it() {
-    let mut life = Life::begin(1, 7);
-    (0..100).for_each(|_| life.step());
-    // Damage in the last block cannot be told from a torn write.
-    let files = copies(&life.files());
-    let (_, end) = blocks_of(&files[0].1);
-    let (mut random, mut reported) = (SmallRng::seed_from_u64(7), 0);
-    for _ in 0..100 {
-        let mut damaged = files.clone();
-        let at = random.random_range(0..end);
-        damaged[0].1[at] ^= 1 << random.random_range(0..8);
-        let (_, recovered) = recovered(&damaged, 1);
-        for damage in &recovered.damages {
-            assert!(damage.offset <= at && at < damage.offset + damage.bytes, "{damage:?} and not {at}");
-        }
-        assert!(recovered.damages.len() <= 1);
-        reported += recovered.damages.len();
-    }
-    assert!(reported >= 90, "only {reported} of 100 flipped bits were reported");
-}
-
-#[test]
-fn a_segment_with_a_damaged_head_is_read_with_that_of_its_neighbour() {
-    let mut life = Life::begin(1, 8);
-    while life.files().len() < 3 {
-        life.step();
-    }
-    life.step();
-    let files = copies(&life.files());
-    for damaged in 0..files.len() {
-        let mut files = files.clone();
-        files[damaged].1[30] ^= 1;
-        let (content, recovered) = recovered(&files, 1);
-        assert_eq!(content, Content::of(&life.wheel), "segment {damaged}");
-        assert_eq!(recovered.damages.len(), 1);
-    }
-}
-
-#[test]
-fn blocks_of_an_earlier_use_of_a_segment_are_not_valid() {
-    let mut life = Life::begin(1, 9);
-    (0..30).for_each(|_| life.step());
-    let content = Content::of(&life.wheel);
-    let [(path, bytes)] = &copies(&life.files())[..] else { panic!("one segment is enough") };
-    let mut earlier = bytes.clone();
-    // A power failure undid the name of this segment, and a later process took another file for it.
-    let mut head = super::SegmentHead::decode(bytes).unwrap();
-    head.epoch += 1;
-    earlier[..super::segment::HEAD_LENGTH].copy_from_slice(&head.encode());
-    let (found, recovered) = recovered(&[(path.clone(), earlier)], 1);
-    assert_ne!(found, content);
-    assert_eq!((found.in_flight.len(), recovered.damages), (0, vec![]));
-}
-
-#[test]
-fn an_epoch_is_above_that_of_a_process_that_could_not_write_a_segment() {
-    let folder = tempfile::tempdir().unwrap();
-    let clock = Arc::new(Clock::start());
-    let epoch = clock.moment().unix_ms() + 3_600_000;
-    fs::write(folder.path().join("lock"), epoch.to_le_bytes()).unwrap();
-    for later in 1..3 {
-        let (journal, wheel, _) = Journal::open(&journal_options(folder.path()), options(1), &clock).unwrap();
-        assert_eq!(wheel.epoch, epoch + later, "the clock is behind it");
-        journal.close().unwrap();
-        for file in fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().path()) {
-            if !file.ends_with("lock") {
-                fs::remove_file(file).unwrap();
-            }
-        }
-    }
 }
