@@ -289,8 +289,8 @@ fn load(mut connection: Raw, rearmed: &[u64], acked: &[u64]) -> (usize, usize) {
     panic!("it was to be killed before");
 }
 
-/// The length of the log above which a checkpoint begins.
-const CHECKPOINT_ABOVE: u64 = 64 * 1_024 * 1_024;
+/// The length of the log at which a checkpoint begins.
+const CHECKPOINT_AT: u64 = 64 * 1_024 * 1_024;
 
 #[test]
 fn kills_during_checkpoints_and_recoveries_lose_nothing() {
@@ -308,7 +308,7 @@ fn kills_during_checkpoints_and_recoveries_lose_nothing() {
         let (applied, answered) = std::thread::scope(|scope| {
             let loader = scope.spawn(|| load(connection, &ids_of(0), &acked[next..]));
             // It begins within 100 ms.
-            wait_until("a checkpoint is due", || sidecar.metrics().count("journal_log_bytes") > CHECKPOINT_ABOVE);
+            wait_until("a checkpoint is due", || sidecar.metrics().count("journal_log_bytes") >= CHECKPOINT_AT);
             sleep_until(Instant::now() + Duration::from_millis(random.random_range(0..250)));
             sidecar.kill();
             loader.join().unwrap()

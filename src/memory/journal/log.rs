@@ -86,8 +86,8 @@ impl Log {
     }
 
     /// Applies all records from the last complete checkpoint on to an empty wheel, and records what is damaged or missing.
-    /// The records before it in its segment change nothing that it does not set again.
-    /// Returns the number of messages in flight.
+    /// Records before the checkpoint in its segment change nothing that it does not set again. Returns the number of
+    /// messages in flight.
     pub(super) fn apply(
         &mut self,
         folder: &Folder,

@@ -68,19 +68,19 @@ impl Progress {
         self.held_bytes() + MEANWHILE
     }
 
-    /// Returns the room that the log takes, in bytes, above which a checkpoint begins.
+    /// Returns the room that the log takes, in bytes, when a checkpoint begins.
     pub(super) fn checkpoint_at(&self) -> u64 {
         SHORTEST_LOG.max(2 * self.held_bytes())
     }
 
     /// Returns whether a checkpoint is due, and there is room for it. On a full disk it is due as soon as it frees room.
     pub(super) fn is_checkpoint_due(&self, condition: Condition) -> bool {
-        let longest = match condition {
-            Condition::Recording => self.checkpoint_at(),
-            Condition::Full => SEGMENT_LENGTH + 2 * self.held_bytes(),
-            Condition::Failed | Condition::Rebuilding => return false,
+        let is_long = match condition {
+            Condition::Recording => self.log_bytes() >= self.checkpoint_at(),
+            Condition::Full => self.log_bytes() > SEGMENT_LENGTH + 2 * self.held_bytes(),
+            Condition::Failed | Condition::Rebuilding => false,
         };
-        self.log_bytes() > longest && self.room.load(Ordering::Relaxed) >= self.checkpoint_bytes()
+        is_long && self.room.load(Ordering::Relaxed) >= self.checkpoint_bytes()
     }
 
     /// Returns whether a checkpoint is complete now that all records up to `last` are written.
@@ -126,9 +126,9 @@ mod tests {
             progress.is_checkpoint_due(condition)
         };
         // The entries take nearly one and a half segments.
-        assert!(!is_due(Condition::Recording, 4, 2));
-        assert!(is_due(Condition::Recording, 5, 2));
-        assert!(!is_due(Condition::Recording, 5, 1));
+        assert!(!is_due(Condition::Recording, 3, 2));
+        assert!(is_due(Condition::Recording, 4, 2));
+        assert!(!is_due(Condition::Recording, 4, 1));
         assert!(!is_due(Condition::Full, 3, 2));
         assert!(is_due(Condition::Full, 4, 2));
         assert!(!is_due(Condition::Full, 4, 1));

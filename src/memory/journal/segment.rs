@@ -144,8 +144,8 @@ impl Block<'_> {
     }
 }
 
-/// Finds the valid blocks in the bytes of a segment with this number and epoch. `known` is the length that the next segment knows, or 0. Returns the
-/// damaged parts, and the length up to the end of the last valid block.
+/// Finds the valid blocks in the bytes of a segment with this number and epoch. `known` is the length that the next
+/// segment knows, or 0. Returns the damaged parts, and the length up to the end of the last valid block.
 pub(super) fn scan<'a>(
     number: u32,
     epoch: u64,
