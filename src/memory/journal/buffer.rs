@@ -77,7 +77,7 @@ struct Pending {
     written: u64,
     first_at: Option<Instant>,
     /// Whether a checkpoint begins in `block`.
-    begins: bool,
+    begins_checkpoint: bool,
     waiting: VecDeque<(u64, Waiting)>,
     spare: Vec<RequestBatch>,
     is_closing: bool,
@@ -87,7 +87,7 @@ impl Pending {
     /// Forgets the records that the writer has not taken, because the journal has failed.
     fn forget(&mut self) {
         self.block.truncate(BLOCK_HEAD_LENGTH);
-        (self.begins, self.first_at) = (false, None);
+        (self.begins_checkpoint, self.first_at) = (false, None);
     }
 }
 
@@ -99,7 +99,7 @@ impl Buffer {
                 appended: 0,
                 written: 0,
                 first_at: None,
-                begins: false,
+                begins_checkpoint: false,
                 waiting: VecDeque::new(),
                 spare: Vec::new(),
                 is_closing: false,
@@ -188,11 +188,11 @@ impl Buffer {
     /// Appends the first record of a checkpoint. Returns false if the journal has failed.
     pub(super) fn begin_checkpoint(&self, event: &Event) -> bool {
         let mut pending = self.pending.lock();
-        pending.begins = true;
+        pending.begins_checkpoint = true;
         event.write(&mut pending.block);
         self.appended(&mut pending, self.clock.now());
         self.work.notify_one();
-        pending.begins
+        pending.begins_checkpoint
     }
 
     /// Counts a record. Returns when the first record that the writer has not taken was appended.
@@ -273,7 +273,7 @@ impl Buffer {
         taken.block.resize(BLOCK_HEAD_LENGTH, 0);
         mem::swap(&mut taken.block, &mut pending.block);
         (taken.last, taken.is_closing) = (pending.appended, pending.is_closing);
-        taken.begins = mem::take(&mut pending.begins);
+        taken.begins_checkpoint = mem::take(&mut pending.begins_checkpoint);
         self.is_waiting.store(false, Ordering::Relaxed);
         pending.first_at = None;
     }

@@ -16,7 +16,7 @@ const SHORTEST_LOG: u64 = 4 * SEGMENT_LENGTH;
 const ENTRY_BYTES: u64 = 24;
 
 /// The room for changes that are made while a checkpoint is written, in bytes, on a full disk. Adds are refused then.
-const MEANWHILE: u64 = SEGMENT_LENGTH / 4;
+const ROOM_FOR_CHANGES: u64 = SEGMENT_LENGTH / 4;
 
 /// The progress of a journal, which its threads share.
 #[derive(Debug, Default)]
@@ -65,7 +65,7 @@ impl Progress {
     /// Returns the room that must be there before a checkpoint begins, in bytes. Changes that are made while it is written
     /// take some too.
     pub(super) fn checkpoint_bytes(&self) -> u64 {
-        self.held_bytes() + MEANWHILE
+        self.held_bytes() + ROOM_FOR_CHANGES
     }
 
     /// Returns the room that the log takes, in bytes, when a checkpoint begins.

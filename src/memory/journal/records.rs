@@ -115,7 +115,7 @@ pub(super) struct Taken {
     /// The head of a block, still empty, and records.
     pub(super) block: Vec<u8>,
     /// Whether a checkpoint begins in them.
-    pub(super) begins: bool,
+    pub(super) begins_checkpoint: bool,
     pub(super) last: u64,
     pub(super) is_closing: bool,
 }

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! Numbers are little-endian. The head of a block has the number of its segment, and an epoch that is not below that of
-//! the segment. So blocks of an earlier use of a recycled file are not valid, also if a power failure undid its name.
+//! the segment. So blocks of an earlier use of a recycled file are not valid, also if a power failure reverted the
+//! renaming.
 
 use std::ops::Range;
 

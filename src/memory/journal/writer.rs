@@ -90,7 +90,7 @@ impl Writer {
 
     /// Writes the taken records.
     fn write(&mut self, taken: &mut Taken) -> io::Result<()> {
-        if taken.begins {
+        if taken.begins_checkpoint {
             self.begun = Some(self.head.number);
         }
         self.write_block(&mut taken.block)?;

@@ -121,7 +121,7 @@ fn blocks_of_an_earlier_use_of_a_segment_are_not_valid() {
     let content = Content::of(&life.wheel);
     let [(path, bytes)] = &copies(&life.files())[..] else { panic!("one segment is enough") };
     let mut earlier = bytes.clone();
-    // A power failure undid the name of this segment, and a later process took another file for it.
+    // The head of a later process, before the blocks of an earlier one: a power failure can leave that.
     let mut head = SegmentHead::decode(bytes).unwrap();
     head.epoch += 1;
     earlier[..HEAD_LENGTH].copy_from_slice(&head.encode());
