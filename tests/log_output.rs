@@ -248,7 +248,9 @@ fn a_sidecar_whose_log_could_never_be_written_serves_and_drains() {
     let mut command = serve(&["--log", "debug", "--socket", socket.to_str().unwrap()]);
     let full = File::options().write(true).open("/dev/full").unwrap();
     let mut process = Process::spawn(command.stderr(full));
-    wait_until("it listens", || UnixStream::connect(&socket).is_ok());
+    // It listens before its store is open, and refuses Hello until then.
+    let is_welcome = || Raw::unix(&socket).ask(&frames::hello((1, 1), b"")).kind == frames::WELCOME;
+    wait_until("it serves", || UnixStream::connect(&socket).is_ok() && is_welcome());
     let mut connection = Raw::unix(&socket).greet();
     assert_eq!(connection.ask(&frames::add(&[1], 0, 1)).added().1, [false]);
     assert_eq!(connection.ask(&frames::del(&[1])).outcomes(), [frames::ACKED]);
