@@ -13,22 +13,22 @@ use super::message::{AddOutcome, DelOutcome, Message};
 use super::refusal::Refusal;
 use super::tick::Tick;
 
-/// The outcome of a request for one message.
+/// The outcome of a request for one message. A journal keeps these numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Outcome {
     /// See [`AddOutcome::Added`].
-    Added,
+    Added = 0,
     /// See [`AddOutcome::Rearmed`].
-    Rearmed,
+    Rearmed = 1,
     /// See [`DelOutcome::Unknown`].
-    Unknown,
+    Unknown = 2,
     /// See [`DelOutcome::Acked`].
-    Acked,
+    Acked = 3,
     /// See [`DelOutcome::Late`].
-    Late,
+    Late = 4,
     /// See [`DelOutcome::Withdrawn`].
-    Withdrawn,
+    Withdrawn = 5,
 }
 
 /// The number of different outcomes.

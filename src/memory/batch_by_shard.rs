@@ -24,7 +24,7 @@ pub(super) enum Verb {
 }
 
 /// A [`Verb`] in four bytes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PackedVerb(u32);
 
 impl PackedVerb {
@@ -43,9 +43,13 @@ impl PackedVerb {
         PackedVerb(select_unpredictable(is_add, add, PackedVerb::DEL | u32::from(withdraw)))
     }
 
+    pub(super) const fn is_add(self) -> bool {
+        self.0 & PackedVerb::DEL == 0
+    }
+
     #[expect(clippy::cast_possible_truncation, reason = "what was put together is taken apart")]
     pub(super) const fn unpack(self) -> Verb {
-        if self.0 & PackedVerb::DEL != 0 {
+        if !self.is_add() {
             return Verb::Del { withdraw: self.0 & PackedVerb::WITHDRAW != 0 };
         }
         Verb::Add { deadline: ShortTick(self.0 as u16), attempt: (self.0 >> 16) as u8 }

@@ -5,36 +5,33 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::core::{GroupName, Message, Outcome, RequestBatch, Stamp, Tick, TickCounts, TimedOut, TimeoutBatch};
-use crate::memory::batch_by_shard::{Item, Verb};
+use crate::memory::batch_by_shard::{Item, PackedVerb, Verb};
 use crate::memory::entry::{Entry, ShortTick};
 
 /// The first byte of a record.
 mod kind {
-    /// Changes that requests made to messages.
+    /// Changes of messages: their number, the deadline and the attempt of all adds, then for each the [`super::Outcome`]
+    /// and the message id.
     pub(super) const CHANGES: u8 = 1;
+    /// The same, with a client behind each message id.
+    pub(super) const CHANGES_WITH_CLIENTS: u8 = 2;
     /// Entries of a table, for a checkpoint.
-    pub(super) const ENTRIES: u8 = 2;
+    pub(super) const ENTRIES: u8 = 3;
     /// A [`super::Event`].
-    pub(super) const EVENT: u8 = 3;
+    pub(super) const EVENT: u8 = 4;
 }
 
-/// The first byte of a change. The client follows the message id only with [`change::CLIENT`].
-mod change {
-    pub(super) const ACKED: u8 = 0;
-    pub(super) const WITHDRAWN: u8 = 1;
-    /// An add with the deadline and the attempt of the add before it in the record.
-    pub(super) const ADDED_ALIKE: u8 = 2;
-    /// An add. Its deadline and its attempt follow this byte.
-    pub(super) const ADDED: u8 = 3;
-    pub(super) const KIND: u8 = 0x7f;
-    pub(super) const CLIENT: u8 = 0x80;
-}
+/// The length of the kind, the number of changes, the deadline and the attempt.
+const CHANGES_HEAD_LENGTH: usize = 1 + 4 + 2 + 1;
 
-/// The length of the kind and the number of changes.
-const CHANGES_HEAD_LENGTH: usize = 1 + 4;
+const CHANGE_LENGTH: usize = 1 + 8;
 
-/// The maximum length of a change: kind, deadline, attempt, message id and client.
-const MAX_CHANGE_LENGTH: usize = 1 + 2 + 1 + 8 + 8;
+const CHANGE_WITH_CLIENT_LENGTH: usize = CHANGE_LENGTH + 8;
+
+const ADDED: u8 = Outcome::Added as u8;
+const REARMED: u8 = Outcome::Rearmed as u8;
+const ACKED: u8 = Outcome::Acked as u8;
+const WITHDRAWN: u8 = Outcome::Withdrawn as u8;
 
 /// The length of an entry in an [`kind::ENTRIES`] record.
 const ENTRY_LENGTH: usize = 8 + 8 + 4 + 2 + 1;
@@ -141,48 +138,61 @@ impl Event {
 }
 
 /// Writes the changes that a request batch made to messages. Writes nothing if there are none.
-pub(super) fn write_changes(bytes: &mut Vec<u8>, items: &[Item], batch: &RequestBatch) {
-    let begin = bytes.len();
-    // Room for the longest changes, so that none of them has to check for it.
-    bytes.resize(begin + CHANGES_HEAD_LENGTH + items.len() * MAX_CHANGE_LENGTH, 0);
-    bytes[begin] = kind::CHANGES;
-    let (mut at, mut written, mut last) = (begin + CHANGES_HEAD_LENGTH, 0, None);
-    for item in items {
-        let index = item.index as usize;
-        let first = match batch.outcomes()[index] {
-            Outcome::Acked => change::ACKED,
-            Outcome::Withdrawn => change::WITHDRAWN,
-            Outcome::Added | Outcome::Rearmed => change::ADDED,
-            Outcome::Unknown | Outcome::Late => continue,
+pub(super) fn write_changes(bytes: &mut Vec<u8>, mut items: &[Item], batch: &RequestBatch) {
+    let has_client = |item: &Item| batch.messages()[item.index as usize].client.0 != 0;
+    let has_clients = items.iter().any(has_client);
+    while !items.is_empty() {
+        let written = if has_clients {
+            write_record::<CHANGE_WITH_CLIENT_LENGTH>(bytes, items, batch)
+        } else {
+            write_record::<CHANGE_LENGTH>(bytes, items, batch)
         };
-        let message = batch.messages()[index];
-        let client = if message.client.0 == 0 { 0 } else { change::CLIENT };
-        let out = &mut bytes[at..at + MAX_CHANGE_LENGTH];
-        let mut length = 1;
-        match item.verb.unpack() {
-            Verb::Add { deadline, attempt } if last == Some((deadline, attempt)) => {
-                out[0] = change::ADDED_ALIKE | client;
-            }
-            Verb::Add { deadline, attempt } => {
-                last = Some((deadline, attempt));
-                let [low, high] = deadline.0.to_le_bytes();
-                out[..4].copy_from_slice(&[change::ADDED | client, low, high, attempt]);
-                length = 4;
-            }
-            Verb::Del { .. } => out[0] = first | client,
-        }
-        out[length..length + 8].copy_from_slice(&message.msg_id.0.to_le_bytes());
-        length += 8;
-        if client != 0 {
-            out[length..length + 8].copy_from_slice(&message.client.0.to_le_bytes());
-            length += 8;
-        }
-        (at, written) = (at + length, written + 1);
+        items = &items[written..];
     }
-    bytes.truncate(if written == 0 { begin } else { at });
-    if written > 0 {
-        patch(bytes, begin + 1, written);
+}
+
+/// Writes changes as one record, up to the first add whose deadline or attempt is another. Returns the number of items up
+/// to there. A change takes `LENGTH` bytes.
+fn write_record<const LENGTH: usize>(bytes: &mut Vec<u8>, items: &[Item], batch: &RequestBatch) -> usize {
+    let (messages, outcomes) = (batch.messages(), batch.outcomes());
+    let begin = bytes.len();
+    bytes.resize(begin + CHANGES_HEAD_LENGTH + items.len() * LENGTH, 0);
+    let (head, places) = bytes[begin..].split_at_mut(CHANGES_HEAD_LENGTH);
+    let (mut places, mut written, mut read) = (places.as_chunks_mut::<LENGTH>().0.iter_mut(), 0, items.len());
+    let mut add = None;
+    for (number, item) in items.iter().enumerate() {
+        let outcome = outcomes[item.index as usize];
+        if matches!(outcome, Outcome::Unknown | Outcome::Late) {
+            continue;
+        }
+        if item.verb.is_add() && add != Some(item.verb) {
+            if add.is_some() {
+                read = number;
+                break;
+            }
+            add = Some(item.verb);
+        }
+        let place = places.next().expect("there is a place for each item");
+        let message = messages[item.index as usize];
+        place[0] = outcome as u8;
+        place[1..CHANGE_LENGTH].copy_from_slice(&message.msg_id.0.to_le_bytes());
+        if LENGTH == CHANGE_WITH_CLIENT_LENGTH {
+            place[CHANGE_LENGTH..].copy_from_slice(&message.client.0.to_le_bytes());
+        }
+        written += 1;
     }
+    if written == 0 {
+        bytes.truncate(begin);
+        return read;
+    }
+    head[0] = if LENGTH == CHANGE_LENGTH { kind::CHANGES } else { kind::CHANGES_WITH_CLIENTS };
+    head[1..5].copy_from_slice(&count(written));
+    if let Some(Verb::Add { deadline, attempt }) = add.map(PackedVerb::unpack) {
+        head[5..7].copy_from_slice(&deadline.0.to_le_bytes());
+        head[7] = attempt;
+    }
+    bytes.truncate(begin + CHANGES_HEAD_LENGTH + written * LENGTH);
+    read
 }
 
 /// The beginning of a record of entries, whose number is not known yet.
@@ -206,8 +216,11 @@ pub(super) fn end_entries(bytes: &mut [u8], begin: usize) {
 }
 
 fn patch(bytes: &mut [u8], at: usize, number: usize) {
-    let number = u32::try_from(number).expect("a record is far shorter than 4 GiB");
-    bytes[at..at + 4].copy_from_slice(&number.to_le_bytes());
+    bytes[at..at + 4].copy_from_slice(&count(number));
+}
+
+fn count(number: usize) -> [u8; 4] {
+    u32::try_from(number).expect("a record is far shorter than 4 GiB").to_le_bytes()
 }
 
 /// Reads all records of a block, and passes each part to `read`. `stamp` is the time of the block. Returns `None` if the
@@ -216,30 +229,9 @@ pub(super) fn read(bytes: &[u8], stamp: Stamp, mut read: impl FnMut(Part)) -> Op
     let mut rest = bytes;
     while let Some([kind]) = take(&mut rest) {
         match kind {
-            kind::CHANGES => {
-                let mut last = None;
-                for _ in 0..u32::from_le_bytes(take(&mut rest)?) {
-                    let [head] = take(&mut rest)?;
-                    let kind = head & change::KIND;
-                    if kind == change::ADDED {
-                        let deadline = ShortTick(u16::from_le_bytes(take(&mut rest)?));
-                        let [attempt] = take(&mut rest)?;
-                        last = Some((deadline, attempt));
-                    }
-                    let msg_id = u64::from_le_bytes(take(&mut rest)?);
-                    let client = if head & change::CLIENT == 0 { 0 } else { u64::from_le_bytes(take(&mut rest)?) };
-                    let message = Message::new(msg_id, client);
-                    read(match kind {
-                        change::ACKED | change::WITHDRAWN => {
-                            Part::Remove { message, is_acked: kind == change::ACKED }
-                        }
-                        change::ADDED | change::ADDED_ALIKE => {
-                            let (deadline, attempt) = last?;
-                            Part::Put(Entry::in_flight(message, deadline, stamp, attempt))
-                        }
-                        _ => return None,
-                    });
-                }
+            kind::CHANGES => read_changes::<CHANGE_LENGTH>(&mut rest, stamp, &mut read)?,
+            kind::CHANGES_WITH_CLIENTS => {
+                read_changes::<CHANGE_WITH_CLIENT_LENGTH>(&mut rest, stamp, &mut read)?;
             }
             kind::ENTRIES => {
                 for _ in 0..u32::from_le_bytes(take(&mut rest)?) {
@@ -259,6 +251,26 @@ pub(super) fn read(bytes: &[u8], stamp: Stamp, mut read: impl FnMut(Part)) -> Op
             }
             _ => return None,
         }
+    }
+    Some(())
+}
+
+fn read_changes<const LENGTH: usize>(rest: &mut &[u8], stamp: Stamp, read: &mut impl FnMut(Part)) -> Option<()> {
+    let number = u32::from_le_bytes(take(rest)?) as usize;
+    let deadline = ShortTick(u16::from_le_bytes(take(rest)?));
+    let [attempt] = take(rest)?;
+    let (changes, behind) = rest.split_at_checked(number * LENGTH)?;
+    *rest = behind;
+    for mut change in changes.chunks_exact(LENGTH) {
+        let [outcome] = take(&mut change)?;
+        let msg_id = u64::from_le_bytes(take(&mut change)?);
+        let message = Message::new(msg_id, take(&mut change).map_or(0, u64::from_le_bytes));
+        read(match outcome {
+            ACKED => Part::Remove { message, is_acked: true },
+            WITHDRAWN => Part::Remove { message, is_acked: false },
+            ADDED | REARMED => Part::Put(Entry::in_flight(message, deadline, stamp, attempt)),
+            _ => return None,
+        });
     }
     Some(())
 }

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::core::{Tick, Wheel};
 
 /// The first bytes of a segment. The digit is the version of the layout.
-pub(super) const MAGIC: &[u8; 16] = b"ackwheel log   2";
+pub(super) const MAGIC: &[u8; 16] = b"ackwheel log   3";
 
 /// The length of the head of a segment.
 pub(super) const HEAD_LENGTH: usize = 80;
