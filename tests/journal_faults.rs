@@ -11,8 +11,8 @@ use rustix::process::Signal;
 
 use crate::journal::{folder, refused, start};
 use crate::support::disk::Disk;
-use crate::support::failing_calls::FailingCalls;
 use crate::support::frames::{self, ACKED, UNKNOWN};
+use crate::support::injected_fault::InjectedFault;
 use crate::support::process::{Process, assert_names};
 use crate::support::raw::Raw;
 use crate::support::sidecar::serve;
@@ -172,7 +172,7 @@ fn a_full_disk_is_no_failure_where_reserving_room_again_fails() {
     let mut sidecar = start(&journal, &["--tick", "2s"]);
     let mut connection = sidecar.connect();
     // XFS refuses to reserve room on a full disk, also where it is reserved.
-    let Some(failing) = FailingCalls::begin(sidecar.id(), "fallocate", "ENOSPC") else { return };
+    let Some(failing) = InjectedFault::begin(sidecar.id(), "fallocate", "error=ENOSPC") else { return };
     let mut next = 10_000;
     wait_until("adds are refused", || {
         let ids: Vec<u64> = (next..next + 10_000).collect();
@@ -215,7 +215,7 @@ fn outlives(calls: &str, error: &str, flags: &[&str]) {
     let mut sidecar = start(&journal, &[&["--tick", "2s"], flags].concat());
     let mut connection = sidecar.connect();
     connection.ask(&frames::add(&(1..=1_000).collect::<Vec<_>>(), 15, 1)).added();
-    let Some(failing) = FailingCalls::begin(sidecar.id(), calls, error) else { return };
+    let Some(failing) = InjectedFault::begin(sidecar.id(), calls, &format!("error={error}")) else { return };
     let mut next = 10_000;
     wait_until("adds are refused", || {
         next += 1;
@@ -291,6 +291,37 @@ fn load(mut connection: Raw, rearmed: &[u64], acked: &[u64]) -> (usize, usize) {
 
 /// The length of the log at which a checkpoint begins.
 const CHECKPOINT_AT: u64 = 64 * 1_024 * 1_024;
+
+#[test]
+fn no_answer_waits_for_a_slow_sync() {
+    for flags in [&[][..], &["--journal-sync", "50ms"]] {
+        let (_folder, journal) = folder();
+        let sidecar = start(&journal, flags);
+        let mut connection = sidecar.connect();
+        let Some(_slow) = InjectedFault::begin(sidecar.id(), "fdatasync,fsync", "delay_enter=1000000") else {
+            return;
+        };
+        let mut longest = Duration::ZERO;
+        let mut rearm = |ids: &[u64]| {
+            let begun = Instant::now();
+            connection.ask(&frames::add(ids, 15, 1)).added();
+            longest = longest.max(begun.elapsed());
+        };
+        let log_bytes = || sidecar.metrics().count("journal_log_bytes");
+        rearm(&ids_of(0));
+        wait_until("a checkpoint is due", || {
+            rearm(&ids_of(0));
+            log_bytes() >= CHECKPOINT_AT
+        });
+        let due_at = Instant::now();
+        wait_until("a checkpoint is complete", || {
+            rearm(&[1]);
+            log_bytes() < CHECKPOINT_AT
+        });
+        assert!(due_at.elapsed() > Duration::from_secs(2), "its beginning and its end were synced slowly");
+        assert!(longest < Duration::from_millis(500), "{flags:?}: an answer took {longest:?}");
+    }
+}
 
 #[test]
 fn kills_during_checkpoints_and_recoveries_lose_nothing() {

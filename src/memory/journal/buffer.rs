@@ -17,7 +17,7 @@ use parking_lot::{Condvar, Mutex};
 use tokio::sync::oneshot;
 
 use super::condition::{Condition, Refusals};
-use super::records::{self, Event, Taken};
+use super::records::{self, Boundary, Event, Taken};
 use super::segment::BLOCK_HEAD_LENGTH;
 use super::waiting::{self, Waiting};
 use crate::clock::Clock;
@@ -76,8 +76,8 @@ struct Pending {
     appended: u64,
     written: u64,
     first_at: Option<Instant>,
-    /// Whether a checkpoint begins in `block`.
-    begins_checkpoint: bool,
+    /// Whether a checkpoint begins or is complete in `block`.
+    boundary: Option<Boundary>,
     waiting: VecDeque<(u64, Waiting)>,
     spare: Vec<RequestBatch>,
     is_closing: bool,
@@ -87,7 +87,7 @@ impl Pending {
     /// Forgets the records that the writer has not taken, because the journal has failed.
     fn forget(&mut self) {
         self.block.truncate(BLOCK_HEAD_LENGTH);
-        (self.begins_checkpoint, self.first_at) = (false, None);
+        (self.boundary, self.first_at) = (None, None);
     }
 }
 
@@ -99,7 +99,7 @@ impl Buffer {
                 appended: 0,
                 written: 0,
                 first_at: None,
-                begins_checkpoint: false,
+                boundary: None,
                 waiting: VecDeque::new(),
                 spare: Vec::new(),
                 is_closing: false,
@@ -185,14 +185,14 @@ impl Buffer {
         self.append(|bytes| event.write(bytes));
     }
 
-    /// Appends the first record of a checkpoint. Returns false if the journal has failed.
-    pub(super) fn begin_checkpoint(&self, event: &Event) -> bool {
+    /// Appends the first or the last record of a checkpoint. Returns false if the journal has failed.
+    pub(super) fn append_boundary(&self, boundary: Boundary, event: &Event) -> bool {
         let mut pending = self.pending.lock();
-        pending.begins_checkpoint = true;
+        pending.boundary = Some(boundary);
         event.write(&mut pending.block);
         self.appended(&mut pending, self.clock.now());
         self.work.notify_one();
-        pending.begins_checkpoint
+        pending.boundary.is_some()
     }
 
     /// Counts a record. Returns when the first record that the writer has not taken was appended.
@@ -273,7 +273,7 @@ impl Buffer {
         taken.block.resize(BLOCK_HEAD_LENGTH, 0);
         mem::swap(&mut taken.block, &mut pending.block);
         (taken.last, taken.is_closing) = (pending.appended, pending.is_closing);
-        taken.begins_checkpoint = mem::take(&mut pending.begins_checkpoint);
+        taken.boundary = pending.boundary.take();
         self.is_waiting.store(false, Ordering::Relaxed);
         pending.first_at = None;
     }
@@ -366,7 +366,7 @@ mod tests {
         let refusal = batch.requests[0].refusal.as_ref().expect("its outcome is unknown");
         assert!(Arc::ptr_eq(refusal, &buffer.refusals.unknown));
         let begin = Event::Begin { published_below: Tick(1) };
-        assert!(!buffer.begin_checkpoint(&begin), "nothing is recorded");
+        assert!(!buffer.append_boundary(Boundary::Begin, &begin), "nothing is recorded");
     }
 
     #[test]

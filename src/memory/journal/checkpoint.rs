@@ -5,9 +5,11 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use tracing::warn;
+
 use super::buffer::Buffer;
 use super::progress::Progress;
-use super::records::{self, Event, GroupRecord};
+use super::records::{self, Boundary, Event, GroupRecord};
 use crate::core::{GroupName, Tick};
 use crate::memory::queue::Group;
 use crate::memory::shard::LOCKED_STEP;
@@ -18,6 +20,9 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// A pause of a checkpoint, while ticks are being published or much is unwritten.
 const PAUSE: Duration = Duration::from_millis(1);
+
+/// The number of segments that are synced together.
+const MOST_UNSYNCED: usize = 4;
 
 /// The number of unwritten bytes at which a checkpoint pauses.
 const MOST_UNWRITTEN: u64 = 1_024 * 1_024;
@@ -69,9 +74,7 @@ impl Checkpointer {
         if !self.begin(wheel, failures) {
             return;
         }
-        if self.walk(wheel, failures).is_some() {
-            self.complete(failures);
-        }
+        let _is_complete = self.walk(wheel, failures).and_then(|()| self.complete(failures));
         wheel.expiry.lock().is_walked = false;
     }
 
@@ -83,7 +86,7 @@ impl Checkpointer {
                 let state = wheel.state.read();
                 if expiry.is_all_published_below(state.expired_below) {
                     let begin = Event::Begin { published_below: state.expired_below };
-                    expiry.is_walked = self.buffer.begin_checkpoint(&begin);
+                    expiry.is_walked = self.buffer.append_boundary(Boundary::Begin, &begin);
                     return expiry.is_walked;
                 }
             }
@@ -97,8 +100,11 @@ impl Checkpointer {
         !state.is_closing && state.failures == failures
     }
 
-    /// Waits while much is unwritten.
+    /// Waits while much is unwritten or not on the disk.
     fn wait_for_writer(&self, failures: u64) -> Option<()> {
+        if self.progress.unsynced.lock().len() > MOST_UNSYNCED {
+            self.sync()?;
+        }
         while self.buffer.unwritten() > MOST_UNWRITTEN {
             std::thread::sleep(PAUSE);
             self.goes_on(failures).then_some(())?;
@@ -166,16 +172,38 @@ impl Checkpointer {
         self.buffer.append_event(&Event::Acked { ticks });
     }
 
-    /// Tells the writer with which record the checkpoint is complete, and waits until that is written.
-    fn complete(&self, failures: u64) {
-        let mut state = self.progress.state.lock();
-        if state.failures != failures {
-            return;
+    /// Completes a checkpoint. All of it is on the disk before a block says that recovery begins with it, and that block is
+    /// on the disk before older segments are used again. This thread syncs, so no answer waits for that.
+    fn complete(&self, failures: u64) -> Option<()> {
+        self.wait_until_written(failures)?;
+        self.sync()?;
+        {
+            // A checkpoint of before a failure is never complete.
+            let state = self.progress.state.lock();
+            (state.failures == failures).then_some(())?;
+            self.buffer.append_boundary(Boundary::Complete, &Event::Complete);
         }
-        state.complete_with = Some(self.buffer.last_appended());
-        // If the writer has written that record already, it notices with the next one.
-        while state.complete_with.is_some() && !state.is_closing {
+        self.wait_until_written(failures)?;
+        self.sync()?;
+        let mut state = self.progress.state.lock();
+        state.is_complete = state.failures == failures;
+        Some(())
+    }
+
+    fn sync(&self) -> Option<()> {
+        self.progress.sync().inspect_err(|error| warn!(%error, "a checkpoint could not be synced")).ok()
+    }
+
+    /// Waits until all records so far are written. Returns `None` if the journal fails or closes before that.
+    fn wait_until_written(&self, failures: u64) -> Option<()> {
+        let mut state = self.progress.state.lock();
+        if state.failures == failures {
+            // If that record is written already, the writer notices with the next one.
+            state.awaited = Some(self.buffer.last_appended());
+        }
+        while state.awaited.is_some() && !state.is_closing {
             self.progress.changed.wait(&mut state);
         }
+        (state.failures == failures && !state.is_closing).then_some(())
     }
 }

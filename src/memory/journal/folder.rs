@@ -169,8 +169,13 @@ impl Folder {
 
     /// Makes new names last.
     pub(super) fn sync(&self) -> io::Result<()> {
-        File::open(&self.path)?.sync_all()
+        sync_names(&self.path)
     }
+}
+
+/// Makes new names in a folder last.
+pub(super) fn sync_names(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
 }
 
 /// Makes room for a segment.

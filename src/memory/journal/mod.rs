@@ -12,10 +12,10 @@
 //!
 //! 1. A change is appended under the lock under which it is made. So the order of the log is the order of the changes,
 //!    and the replay of the log gives the wheel.
-//! 2. No answer, batch or tick leaves the store before all records up to that moment are written. Only the writer waits
-//!    for the disk.
+//! 2. No answer, batch or tick leaves the store before all records up to that moment are written. Only the threads of
+//!    the journal wait for the disk.
 //! 3. A checkpoint is a part of the log: it appends every entry as it is at that moment, while requests go on. Once it is
-//!    complete and written, the segments before that of its first record are used again.
+//!    complete and on the disk, the segments before that of its first record are used again.
 //! 4. After a failed write or sync nothing more is written to that segment. The wheel in memory is right, and a
 //!    checkpoint in new segments replaces the log.
 
@@ -96,7 +96,7 @@ impl Journal {
         let epoch = moment.unix_ms().max(last_epoch + 1);
         let lived = Duration::from_millis(log.lived_ms());
         let origin = moment.now.checked_sub(lived).unwrap_or(moment.now);
-        let progress = Arc::new(Progress::default());
+        let progress = Arc::new(Progress::new(journal.folder.clone()));
         let buffer = Arc::new_cyclic(|buffer: &Weak<Buffer>| {
             let buffer = Weak::clone(buffer);
             let wakes_late = parking::on_park(move || {
@@ -243,7 +243,7 @@ fn start_threads(
     Ok(writer)
 }
 
-/// Syncs the current segment again and again. The writer syncs a segment that it leaves.
+/// Syncs again and again, until the journal closes.
 fn sync_at_intervals(progress: &Progress, interval: Duration) {
     loop {
         {
@@ -253,12 +253,8 @@ fn sync_at_intervals(progress: &Progress, interval: Duration) {
                 return;
             }
         }
-        let current = progress.current.lock().clone();
-        if let Some(file) = current
-            && let Err(error) = file.sync_data()
-        {
+        if let Err(error) = progress.sync() {
             warn!(%error, "the journal could not be synced");
-            progress.sync_failed.store(true, Ordering::Relaxed);
         }
     }
 }

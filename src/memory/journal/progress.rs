@@ -1,13 +1,15 @@
 //! The state that the threads of a journal share.
 
 use std::fs::File;
+use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::{Condvar, Mutex};
 
 use super::condition::Condition;
-use super::folder::SEGMENT_LENGTH;
+use super::folder::{SEGMENT_LENGTH, sync_names};
 
 /// The minimum length of the log at which a checkpoint begins.
 const SHORTEST_LOG: u64 = 4 * SEGMENT_LENGTH;
@@ -21,6 +23,7 @@ const ROOM_FOR_CHANGES: u64 = SEGMENT_LENGTH / 4;
 /// The progress of a journal, which its threads share.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
+    folder: PathBuf,
     /// The number of segments from the last checkpoint on.
     pub(super) segments: AtomicU32,
     /// The room in the current segment and in the spare ones, in bytes.
@@ -30,10 +33,12 @@ pub(super) struct Progress {
     pub(super) held: AtomicU64,
     /// The tick at which the pointer stood a short time ago.
     pub(super) pointer: AtomicU64,
-    /// Whether a sync in the background has failed.
+    /// Whether a sync has failed, and the writer has not noticed it yet.
     pub(super) sync_failed: AtomicBool,
-    /// The segment to which the writer writes.
-    pub(super) current: Mutex<Option<Arc<File>>>,
+    /// The segments that the next sync includes. The last one is that to which the writer writes.
+    pub(super) unsynced: Mutex<Vec<Arc<File>>>,
+    /// The system reports a failed sync only once. So one thread syncs at a time, and the next one sees `sync_failed`.
+    syncing: Mutex<()>,
     pub(super) state: Mutex<State>,
     pub(super) changed: Condvar,
 }
@@ -44,14 +49,20 @@ pub(super) struct State {
     pub(super) failures: u64,
     /// Whether a checkpoint is to begin at once.
     pub(super) is_requested: bool,
-    /// The record with which the current checkpoint is complete, if it has been appended.
-    pub(super) complete_with: Option<u64>,
+    /// The record that the current checkpoint waits for, until it is written.
+    pub(super) awaited: Option<u64>,
+    /// Whether a checkpoint is complete and on the disk, and what it replaces can be used again.
+    pub(super) is_complete: bool,
     /// The number of complete checkpoints.
     pub(super) checkpoints: u64,
     pub(super) is_closing: bool,
 }
 
 impl Progress {
+    pub(super) fn new(folder: PathBuf) -> Progress {
+        Progress { folder, ..Progress::default() }
+    }
+
     /// Returns the room that the log takes from the last checkpoint on, in bytes.
     pub(super) fn log_bytes(&self) -> u64 {
         u64::from(self.segments.load(Ordering::Relaxed)) * SEGMENT_LENGTH
@@ -83,21 +94,35 @@ impl Progress {
         is_long && self.room.load(Ordering::Relaxed) >= self.checkpoint_bytes()
     }
 
-    /// Returns whether a checkpoint is complete now that all records up to `last` are written.
-    pub(super) fn complete(&self, last: u64) -> bool {
-        let mut state = self.state.lock();
-        let is_complete = state.complete_with.take_if(|with| *with <= last).is_some();
-        if is_complete {
-            state.checkpoints += 1;
+    /// Reports that all records up to `last` are written.
+    pub(super) fn written(&self, last: u64) {
+        if self.state.lock().awaited.take_if(|awaited| *awaited <= last).is_some() {
             self.changed.notify_all();
         }
-        is_complete
+    }
+
+    /// Syncs everything that is written. Fails if this sync or an earlier one has failed; then the writer fails too.
+    pub(super) fn sync(&self) -> io::Result<()> {
+        let _syncing = self.syncing.lock();
+        let files = self.unsynced.lock().clone();
+        let synced = files.iter().try_for_each(|file| file.sync_data()).and_then(|()| sync_names(&self.folder));
+        if let Err(error) = synced {
+            self.sync_failed.store(true, Ordering::Relaxed);
+            return Err(error);
+        }
+        if self.sync_failed.load(Ordering::Relaxed) {
+            return Err(io::Error::other("an earlier sync failed"));
+        }
+        // The last one may have got more meanwhile.
+        let left = &files[..files.len().saturating_sub(1)];
+        self.unsynced.lock().retain(|file| !left.iter().any(|left| Arc::ptr_eq(left, file)));
+        Ok(())
     }
 
     pub(super) fn failed(&self) {
         let mut state = self.state.lock();
         state.failures += 1;
-        state.complete_with = None;
+        (state.awaited, state.is_complete) = (None, false);
         self.changed.notify_all();
     }
 

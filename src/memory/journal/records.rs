@@ -106,13 +106,20 @@ pub(in crate::memory) struct GroupRecord {
     pub(super) held: Vec<(u64, u32)>,
 }
 
+/// The first and the last record of a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Boundary {
+    Begin,
+    Complete,
+}
+
 /// The records that the writer has taken.
 #[derive(Debug, Default)]
 pub(super) struct Taken {
     /// The head of a block, still empty, and records.
     pub(super) block: Vec<u8>,
-    /// Whether a checkpoint begins in them.
-    pub(super) begins_checkpoint: bool,
+    /// Whether a checkpoint begins or is complete with one of them.
+    pub(super) boundary: Option<Boundary>,
     pub(super) last: u64,
     pub(super) is_closing: bool,
 }

@@ -1,4 +1,5 @@
-//! The thread that writes the journal. It is the only thread that waits for the disk.
+//! The thread that writes the journal. With `--journal-sync always` it also syncs; otherwise other threads do that, so
+//! that no answer waits for it.
 //!
 //! ```text
 //!             no room for a spare segment             room again
@@ -25,7 +26,7 @@ use super::buffer::Buffer;
 use super::condition::Condition;
 use super::folder::{Folder, SEGMENT_LENGTH};
 use super::progress::{Progress, whole_segments};
-use super::records::{Event, Taken};
+use super::records::{Boundary, Taken};
 use super::segment::{BLOCK_HEAD_LENGTH, BlockHead, HEAD_LENGTH, SegmentHead};
 use crate::core::Tick;
 
@@ -90,8 +91,10 @@ impl Writer {
 
     /// Writes the taken records.
     fn write(&mut self, taken: &mut Taken) -> io::Result<()> {
-        if taken.begins_checkpoint {
-            self.begun = Some(self.head.number);
+        match taken.boundary {
+            Some(Boundary::Begin) => self.begun = Some(self.head.number),
+            Some(Boundary::Complete) => self.checkpoint = self.begun.take().unwrap_or(self.checkpoint),
+            None => {}
         }
         self.write_block(&mut taken.block)?;
         if self.sync == SyncPolicy::Always {
@@ -100,18 +103,14 @@ impl Writer {
         if self.progress.sync_failed.swap(false, Ordering::Relaxed) {
             return Err(io::Error::other("a sync failed"));
         }
-        if self.progress.complete(taken.last) {
-            // The whole checkpoint is on the disk before a block says that recovery begins with it.
-            self.file()?.sync_data()?;
-            self.checkpoint = self.begun.take().unwrap_or(self.checkpoint);
-            let mut block = vec![0; BLOCK_HEAD_LENGTH];
-            Event::Complete.write(&mut block);
-            self.write_block(&mut block)?;
+        self.progress.written(taken.last);
+        if mem::take(&mut self.progress.state.lock().is_complete) {
             self.recycle()?;
             if self.buffer.condition() == Condition::Rebuilding {
                 self.buffer.set_condition(Condition::Recording);
                 info!("the journal is whole again, and messages are accepted");
             }
+            self.progress.state.lock().checkpoints += 1;
         }
         Ok(())
     }
@@ -143,14 +142,8 @@ impl Writer {
         self.file.as_ref().ok_or_else(|| io::Error::other("an earlier write failed"))
     }
 
-    /// Begins the next segment. A segment with a part of a checkpoint is synced, because the checkpoint must be on the
-    /// disk before it replaces older segments.
+    /// Begins the next segment.
     pub(super) fn next_segment(&mut self) -> io::Result<()> {
-        if (self.sync != SyncPolicy::None || self.begun.is_some())
-            && let Some(file) = &self.file
-        {
-            file.sync_data()?;
-        }
         let number = self.head.number + 1;
         let spare = match self.spare.pop_front() {
             Some(spare) => spare,
@@ -168,7 +161,7 @@ impl Writer {
         let (epoch, previous_length) = (self.epoch, self.length);
         let head = SegmentHead { number, epoch, previous_length, ..self.head.clone() };
         file.write_all_at(&head.encode(), 0)?;
-        if self.sync != SyncPolicy::None {
+        if self.sync == SyncPolicy::Always {
             file.sync_data()?;
             self.folder.sync()?;
         }
@@ -178,8 +171,14 @@ impl Writer {
 
     /// Writes to a file from now on, which is the current segment.
     pub(super) fn write_to(&mut self, file: File) -> io::Result<()> {
-        // The system reports a failed sync once for each time that a file was opened, and two threads sync.
-        *self.progress.current.lock() = Some(Arc::new(self.folder.open_segment(self.head.number)?));
+        // The system reports a failed sync once for each time that a file was opened, and this thread syncs too.
+        let other = self.folder.open_segment(self.head.number)?;
+        let mut unsynced = self.progress.unsynced.lock();
+        if self.begun.is_none() && !matches!(self.sync, SyncPolicy::Every(_)) {
+            unsynced.clear();
+        }
+        unsynced.push(Arc::new(other));
+        drop(unsynced);
         self.file = Some(file);
         self.count_segments();
         Ok(())
@@ -191,9 +190,8 @@ impl Writer {
         self.progress.room.store(room, Ordering::Relaxed);
     }
 
-    /// Makes the segments before the checkpoint spare, once the end of the checkpoint is on the disk too.
+    /// Makes the segments before the checkpoint spare.
     fn recycle(&mut self) -> io::Result<()> {
-        self.file()?.sync_data()?;
         for number in mem::replace(&mut self.first, self.checkpoint)..self.checkpoint {
             let segment = self.folder.segment(number);
             if segment.exists() {
@@ -267,7 +265,7 @@ impl Writer {
     pub(super) fn failed(&mut self, error: &io::Error) {
         error!(%error, "the journal could not be written: adds are refused, and acknowledgements count, but a crash would forget them; look at the disk of --journal");
         self.file = None;
-        *self.progress.current.lock() = None;
+        self.progress.unsynced.lock().clear();
         // Before the failure counts, so that no checkpoint begins that counts it and loses its first record.
         self.buffer.fail();
         self.progress.failed();
@@ -294,7 +292,7 @@ impl Writer {
             return;
         }
         self.file = None;
-        *self.progress.current.lock() = None;
+        self.progress.unsynced.lock().clear();
         // The segment of an attempt that failed is spare again, so that attempts take no room.
         if self.head.number > head.number && self.make_spare(&self.folder.segment(self.head.number)).is_ok() {
             (self.head, self.length) = (head, length);
