@@ -54,7 +54,7 @@ pub(super) struct Writer {
     pub(super) first: u32,
     /// The segment with which recovery begins.
     pub(super) checkpoint: u32,
-    /// The segment in which the current checkpoint began, while it is written.
+    /// The segment in which the current checkpoint began, until all of it is on the disk.
     pub(super) begun: Option<u32>,
     pub(super) epoch: u64,
     /// Files that are ready to become segments.
@@ -91,9 +91,12 @@ impl Writer {
 
     /// Writes the taken records.
     fn write(&mut self, taken: &mut Taken) -> io::Result<()> {
+        if mem::take(&mut self.progress.state.lock().is_complete) {
+            self.recycle()?;
+        }
         match taken.boundary {
             Some(Boundary::Begin) => self.begun = Some(self.head.number),
-            Some(Boundary::Complete) => self.checkpoint = self.begun.take().unwrap_or(self.checkpoint),
+            Some(Boundary::Complete) => self.checkpoint = self.begun.unwrap_or(self.checkpoint),
             None => {}
         }
         self.write_block(&mut taken.block)?;
@@ -104,14 +107,6 @@ impl Writer {
             return Err(io::Error::other("a sync failed"));
         }
         self.progress.written(taken.last);
-        if mem::take(&mut self.progress.state.lock().is_complete) {
-            self.recycle()?;
-            if self.buffer.condition() == Condition::Rebuilding {
-                self.buffer.set_condition(Condition::Recording);
-                info!("the journal is whole again, and messages are accepted");
-            }
-            self.progress.state.lock().checkpoints += 1;
-        }
         Ok(())
     }
 
@@ -190,8 +185,9 @@ impl Writer {
         self.progress.room.store(room, Ordering::Relaxed);
     }
 
-    /// Makes the segments before the checkpoint spare.
+    /// Makes the segments before the checkpoint spare, now that all of it is on the disk.
     fn recycle(&mut self) -> io::Result<()> {
+        self.begun = None;
         for number in mem::replace(&mut self.first, self.checkpoint)..self.checkpoint {
             let segment = self.folder.segment(number);
             if segment.exists() {
@@ -200,6 +196,11 @@ impl Writer {
         }
         // There is room now.
         self.next_attempt = self.buffer.clock.now();
+        if self.buffer.condition() == Condition::Rebuilding {
+            self.buffer.set_condition(Condition::Recording);
+            info!("the journal is whole again, and messages are accepted");
+        }
+        self.progress.state.lock().checkpoints += 1;
         Ok(())
     }
 
