@@ -226,8 +226,8 @@ fn outlives(calls: &str, error: &str, flags: &[&str]) {
     let half: Vec<u64> = (1..=500).collect();
     assert_eq!(connection.ask(&frames::del(&half)).outcomes(), [ACKED; 500], "{error}");
     assert_eq!(connection.ask(&frames::ping(b"on")).body, b"on");
-    let metrics = sidecar.metrics();
-    assert!(metrics.count("journal_refusing") == 1 && metrics.count("journal_errors_total") > 0, "{error}");
+    wait_until("the failure counts", || sidecar.metrics().count("journal_errors_total") > 0);
+    assert_eq!(sidecar.metrics().count("journal_refusing"), 1, "{error}");
     sidecar.log().assert_names(&["the journal could not be written"]);
     drop(failing);
     wait_until("adds are accepted again", || !is_refused(&mut connection, 5_000));
@@ -319,6 +319,9 @@ fn no_answer_waits_for_a_slow_sync() {
             log_bytes() < CHECKPOINT_AT
         });
         assert!(due_at.elapsed() > Duration::from_secs(2), "its beginning and its end were synced slowly");
+        let metrics = sidecar.metrics();
+        let (seconds, syncs) = (metrics.value("journal_sync_seconds_total"), metrics.value("journal_syncs_total"));
+        assert!(syncs > 1.0 && seconds > syncs, "{flags:?}: {syncs} syncs in {seconds} s");
         assert!(longest < Duration::from_millis(500), "{flags:?}: an answer took {longest:?}");
     }
 }

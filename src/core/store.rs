@@ -64,7 +64,7 @@ pub struct ServerReport {
 }
 
 /// The state of the journal of a store.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct JournalStatus {
     /// The number of damaged parts at the start.
     pub damaged: u64,
@@ -77,6 +77,10 @@ pub struct JournalStatus {
     pub is_refusing: bool,
     /// The number of failed writes and syncs.
     pub errors: u64,
+    /// The number of syncs.
+    pub syncs: u64,
+    /// The time that all syncs took together.
+    pub sync_seconds: f64,
 }
 
 /// The storage for messages in flight and timeout batches.

@@ -122,6 +122,8 @@ metrics! {
     journal_unwritten_bytes: IntGauge = gauge("journal_unwritten_bytes", "Bytes that wait for the writer.");
     journal_refusing: IntGauge = gauge("journal_refusing", "1 if adds are refused because of the journal.");
     journal_errors: IntCounter = counter("journal_errors_total", "Failed writes and syncs of the journal.");
+    journal_syncs: IntCounter = counter("journal_syncs_total", "Syncs of the journal.");
+    journal_sync_time: Counter = counter("journal_sync_seconds_total", "The time of all syncs of the journal.");
     redis_round_trips: Labelled<&'static str, Latencies> =
         latencies_by("redis_round_trip_seconds",
             "Time from sending a script to Redis to its answer, or until it was given up.", "script",
@@ -217,6 +219,8 @@ impl Metrics {
         self.journal_unwritten_bytes.set(gauge_value(journal.unwritten_bytes));
         self.journal_refusing.set(i64::from(journal.is_refusing));
         self.journal_errors.inc_by(journal.errors.saturating_sub(self.journal_errors.get()));
+        self.journal_syncs.inc_by(journal.syncs.saturating_sub(self.journal_syncs.get()));
+        self.journal_sync_time.inc_by((journal.sync_seconds - self.journal_sync_time.get()).max(0.0));
     }
 
     /// Sets the gauges of the outboxes of the rings that this sidecar leads, and of the subscribers on this sidecar.

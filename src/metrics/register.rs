@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use prometheus::core::{Atomic, Collector, GenericGauge, GenericGaugeVec, Metric, MetricVec, MetricVecBuilder};
+use prometheus::core::{
+    Atomic, Collector, GenericCounter, GenericGauge, GenericGaugeVec, Metric, MetricVec, MetricVecBuilder,
+};
 use prometheus::proto::{self, LabelPair, MetricType};
 use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 
@@ -45,8 +47,8 @@ impl Register {
         metric
     }
 
-    pub(super) fn counter(&self, name: &str, help: &str) -> IntCounter {
-        self.add(IntCounter::with_opts(opts(name, help)))
+    pub(super) fn counter<N: Atomic + 'static>(&self, name: &str, help: &str) -> GenericCounter<N> {
+        self.add(GenericCounter::with_opts(opts(name, help)))
     }
 
     pub(super) fn counters<V: Copy>(

@@ -191,7 +191,8 @@ impl Checkpointer {
     }
 
     fn sync(&self) -> Option<()> {
-        self.progress.sync().inspect_err(|error| warn!(%error, "a checkpoint could not be synced")).ok()
+        let synced = self.progress.sync(&self.buffer.clock);
+        synced.inspect_err(|error| warn!(%error, "a checkpoint could not be synced")).ok()
     }
 
     /// Waits until all records so far are written. Returns `None` if the journal fails or closes before that.

@@ -124,7 +124,7 @@ impl Journal {
         let writer = open_writer(&folder, found, &log, &wheel, &buffer, &progress, journal.sync)
             .map_err(|cause| JournalError::Io { what: "write to", path: journal.folder.clone(), cause })?;
         let checkpointer = Checkpointer::new(&wheel, &buffer, &progress);
-        let started = start_threads(writer, checkpointer, journal.sync, &progress);
+        let started = start_threads(writer, checkpointer, journal.sync, &progress, clock);
         let writer = started.map_err(|cause| JournalError::Io {
             what: "start the threads for",
             path: journal.folder.clone(),
@@ -139,12 +139,15 @@ impl Journal {
     }
 
     pub(super) fn status(&self) -> JournalStatus {
+        let state = self.progress.state.lock();
         JournalStatus {
             damaged: self.damaged,
             log_bytes: self.progress.log_bytes(),
             unwritten_bytes: self.buffer.unwritten(),
             is_refusing: self.buffer.condition() != Condition::Recording || !self.buffer.is_prompt(),
-            errors: self.progress.state.lock().failures,
+            errors: state.failures,
+            syncs: state.syncs,
+            sync_seconds: state.sync_time.as_secs_f64(),
         }
     }
 
@@ -232,19 +235,20 @@ fn start_threads(
     checkpointer: Checkpointer,
     sync: SyncPolicy,
     progress: &Arc<Progress>,
+    clock: &Arc<Clock>,
 ) -> io::Result<JoinHandle<Result<(), String>>> {
     let start = |name: &str| thread::Builder::new().name(name.to_owned());
     let writer = start("journal").spawn(move || writer.run())?;
     start("checkpoint").spawn(move || checkpointer.run())?;
     if let SyncPolicy::Every(interval) = sync {
-        let progress = Arc::clone(progress);
-        start("journal-sync").spawn(move || sync_at_intervals(&progress, interval))?;
+        let (progress, clock) = (Arc::clone(progress), Arc::clone(clock));
+        start("journal-sync").spawn(move || sync_at_intervals(&progress, &clock, interval))?;
     }
     Ok(writer)
 }
 
 /// Syncs again and again, until the journal closes.
-fn sync_at_intervals(progress: &Progress, interval: Duration) {
+fn sync_at_intervals(progress: &Progress, clock: &Clock, interval: Duration) {
     loop {
         {
             let mut state = progress.state.lock();
@@ -253,7 +257,7 @@ fn sync_at_intervals(progress: &Progress, interval: Duration) {
                 return;
             }
         }
-        if let Err(error) = progress.sync() {
+        if let Err(error) = progress.sync(clock) {
             warn!(%error, "the journal could not be synced");
         }
     }

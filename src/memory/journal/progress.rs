@@ -5,11 +5,13 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
 use super::condition::Condition;
 use super::folder::{SEGMENT_LENGTH, sync_names};
+use crate::clock::Clock;
 
 /// The minimum length of the log at which a checkpoint begins.
 const SHORTEST_LOG: u64 = 4 * SEGMENT_LENGTH;
@@ -47,6 +49,8 @@ pub(super) struct Progress {
 pub(super) struct State {
     /// The number of failed writes and syncs.
     pub(super) failures: u64,
+    pub(super) syncs: u64,
+    pub(super) sync_time: Duration,
     /// Whether a checkpoint is to begin at once.
     pub(super) is_requested: bool,
     /// The record that the current checkpoint waits for, until it is written.
@@ -102,10 +106,13 @@ impl Progress {
     }
 
     /// Syncs everything that is written. Fails if this sync or an earlier one has failed; then the writer fails too.
-    pub(super) fn sync(&self) -> io::Result<()> {
+    pub(super) fn sync(&self, clock: &Clock) -> io::Result<()> {
         let _syncing = self.syncing.lock();
         let files = self.unsynced.lock().clone();
-        let synced = files.iter().try_for_each(|file| file.sync_data()).and_then(|()| sync_names(&self.folder));
+        let synced = self.timed(clock, || {
+            files.iter().try_for_each(|file| file.sync_data())?;
+            sync_names(&self.folder)
+        });
         if let Err(error) = synced {
             self.sync_failed.store(true, Ordering::Relaxed);
             return Err(error);
@@ -117,6 +124,16 @@ impl Progress {
         let left = &files[..files.len().saturating_sub(1)];
         self.unsynced.lock().retain(|file| !left.iter().any(|left| Arc::ptr_eq(left, file)));
         Ok(())
+    }
+
+    /// Runs a sync, and measures it.
+    pub(super) fn timed(&self, clock: &Clock, sync: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        let begun = clock.now();
+        let result = sync();
+        let mut state = self.state.lock();
+        state.syncs += 1;
+        state.sync_time += clock.now().saturating_duration_since(begun);
+        result
     }
 
     pub(super) fn failed(&self) {

@@ -100,8 +100,8 @@ impl Writer {
             None => {}
         }
         self.write_block(&mut taken.block)?;
-        if self.sync == SyncPolicy::Always {
-            self.file()?.sync_data()?;
+        if self.sync == SyncPolicy::Always && taken.block.len() > BLOCK_HEAD_LENGTH {
+            self.progress.timed(&self.buffer.clock, || self.file()?.sync_data())?;
         }
         if self.progress.sync_failed.swap(false, Ordering::Relaxed) {
             return Err(io::Error::other("a sync failed"));
