@@ -318,10 +318,10 @@ fn no_answer_waits_for_a_slow_sync() {
             rearm(&[1]);
             log_bytes() < CHECKPOINT_AT
         });
-        assert!(due_at.elapsed() > Duration::from_secs(2), "its beginning and its end were synced slowly");
+        assert!(due_at.elapsed() > Duration::from_secs(1), "all of it was synced before");
         let metrics = sidecar.metrics();
         let (seconds, syncs) = (metrics.value("journal_sync_seconds_total"), metrics.value("journal_syncs_total"));
-        assert!(syncs > 1.0 && seconds > syncs, "{flags:?}: {syncs} syncs in {seconds} s");
+        assert!(syncs > 0.0 && seconds > syncs, "{flags:?}: {syncs} syncs in {seconds} s");
         assert!(longest < Duration::from_millis(500), "{flags:?}: an answer took {longest:?}");
     }
 }

@@ -24,6 +24,10 @@ mod kind {
 /// The length of the kind, the number of changes, the deadline and the attempt.
 const CHANGES_HEAD_LENGTH: usize = 1 + 4 + 2 + 1;
 
+/// The maximum number of changes in a record. Room for so many is prepared also if a record ends earlier, because the
+/// deadlines of adds differ.
+const MOST_CHANGES: usize = 128;
+
 const CHANGE_LENGTH: usize = 1 + 8;
 
 const CHANGE_WITH_CLIENT_LENGTH: usize = CHANGE_LENGTH + 8;
@@ -149,10 +153,11 @@ pub(super) fn write_changes(bytes: &mut Vec<u8>, mut items: &[Item], batch: &Req
     let has_client = |item: &Item| batch.messages()[item.index as usize].client.0 != 0;
     let has_clients = items.iter().any(has_client);
     while !items.is_empty() {
+        let next = &items[..items.len().min(MOST_CHANGES)];
         let written = if has_clients {
-            write_record::<CHANGE_WITH_CLIENT_LENGTH>(bytes, items, batch)
+            write_record::<CHANGE_WITH_CLIENT_LENGTH>(bytes, next, batch)
         } else {
-            write_record::<CHANGE_LENGTH>(bytes, items, batch)
+            write_record::<CHANGE_LENGTH>(bytes, next, batch)
         };
         items = &items[written..];
     }
