@@ -276,6 +276,20 @@ fn a_file_that_is_no_segment_of_this_version_is_refused_and_left_alone() {
 }
 
 #[test]
+fn a_journal_of_another_version_is_refused_and_left_alone() {
+    let (_folder, journal) = folder();
+    let mut sidecar = start(&journal, &[]);
+    sidecar.connect().ask(&frames::add(&[1], 15, 1)).added();
+    sidecar.kill();
+    let segment = journal.join("log-00000001");
+    let mut bytes = fs::read(&segment).unwrap();
+    bytes[15] = b'2';
+    fs::write(&segment, &bytes).unwrap();
+    assert_names(&refused(&journal, &[]), &[segment.to_str().unwrap(), "version", "--journal"]);
+    assert!(fs::read(&segment).unwrap() == bytes);
+}
+
+#[test]
 fn a_segment_whose_beginning_is_lost_keeps_the_rest() {
     let (_folder, journal) = folder();
     let mut sidecar = start(&journal, &[]);

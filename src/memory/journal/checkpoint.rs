@@ -21,7 +21,7 @@ const LOOK: Duration = Duration::from_millis(100);
 /// A pause of a checkpoint, while ticks are being published or much is unwritten.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// The number of segments that are synced together.
+/// The number of unsynced segments at which a checkpoint syncs them before it goes on.
 const MOST_UNSYNCED: usize = 4;
 
 /// The number of unwritten bytes at which a checkpoint pauses.
@@ -102,7 +102,7 @@ impl Checkpointer {
 
     /// Waits while much is unwritten or not on the disk.
     fn wait_for_writer(&self, failures: u64) -> Option<()> {
-        if self.progress.unsynced.lock().len() > MOST_UNSYNCED {
+        if self.progress.unsynced.lock().len() >= MOST_UNSYNCED {
             self.sync()?;
         }
         while self.buffer.unwritten() > MOST_UNWRITTEN {
@@ -199,7 +199,7 @@ impl Checkpointer {
     fn wait_until_written(&self, failures: u64) -> Option<()> {
         let mut state = self.progress.state.lock();
         if state.failures == failures {
-            // If that record is written already, the writer notices with the next one.
+            // If that record is written already, the writer notices when it looks for records the next time.
             state.awaited = Some(self.buffer.last_appended());
         }
         while state.awaited.is_some() && !state.is_closing {

@@ -74,6 +74,11 @@ impl Log {
         self.last.map(|last| last.checkpoint)
     }
 
+    /// Returns the segment of the last valid block.
+    pub(super) fn last_segment(&self) -> u32 {
+        self.last.map_or(0, |last| last.segment)
+    }
+
     /// Returns the epoch of the last process whose records are there.
     pub(super) fn last_epoch(&self) -> u64 {
         let head = self.segments.last().map_or(0, |(head, _)| head.epoch);

@@ -96,7 +96,12 @@ impl Journal {
         let epoch = moment.unix_ms().max(last_epoch + 1);
         let lived = Duration::from_millis(log.lived_ms());
         let origin = moment.now.checked_sub(lived).unwrap_or(moment.now);
-        let progress = Arc::new(Progress::new(journal.folder.clone()));
+        let names = folder.open_names().map_err(|cause| JournalError::Io {
+            what: "open",
+            path: journal.folder.clone(),
+            cause,
+        })?;
+        let progress = Arc::new(Progress::new(names));
         let buffer = Arc::new_cyclic(|buffer: &Weak<Buffer>| {
             let buffer = Weak::clone(buffer);
             let wakes_late = parking::on_park(move || {
@@ -209,11 +214,13 @@ fn open_writer(
         spares,
         next_attempt: buffer.clock.now(),
     };
-    if let Some((_, path)) = log.segments.last() {
-        // The end of the log may not be on the disk yet. Others are told of it, and what it replaces is used again.
+    // The end of the log may not be on the disk yet. Others are told of it, and what it replaces is used again. With an
+    // interval, the process before may have left other segments too that it had not synced.
+    let unsynced = if sync == SyncPolicy::None { log.last_segment() } else { 0 };
+    for (_, path) in log.segments.iter().filter(|(head, _)| head.number >= unsynced) {
         File::open(path)?.sync_data()?;
-        folder.sync()?;
     }
+    folder.sync()?;
     let is_old = |(head, _): &&(SegmentHead, PathBuf)| head.number < checkpoint;
     for segment in log.segments.iter().filter(is_old).map(|(_, path)| path).chain(&found.empty) {
         writer.make_spare(segment)?;

@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -10,7 +9,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use super::condition::Condition;
-use super::folder::{SEGMENT_LENGTH, sync_names};
+use super::folder::SEGMENT_LENGTH;
 use crate::clock::Clock;
 
 /// The minimum length of the log at which a checkpoint begins.
@@ -25,7 +24,10 @@ const ROOM_FOR_CHANGES: u64 = SEGMENT_LENGTH / 4;
 /// The progress of a journal, which its threads share.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
-    folder: PathBuf,
+    /// The folder, whose sync makes new names last.
+    names: Option<File>,
+    /// Whether a segment has begun since the last sync.
+    pub(super) has_new_name: AtomicBool,
     /// The number of segments from the last checkpoint on.
     pub(super) segments: AtomicU32,
     /// The room in the current segment and in the spare ones, in bytes.
@@ -63,8 +65,8 @@ pub(super) struct State {
 }
 
 impl Progress {
-    pub(super) fn new(folder: PathBuf) -> Progress {
-        Progress { folder, ..Progress::default() }
+    pub(super) fn new(names: File) -> Progress {
+        Progress { names: Some(names), ..Progress::default() }
     }
 
     /// Returns the room that the log takes from the last checkpoint on, in bytes.
@@ -109,12 +111,17 @@ impl Progress {
     pub(super) fn sync(&self, clock: &Clock) -> io::Result<()> {
         let _syncing = self.syncing.lock();
         let files = self.unsynced.lock().clone();
+        let names = self.names.iter().filter(|_| self.has_new_name.swap(false, Ordering::Relaxed));
         let synced = self.timed(clock, || {
             files.iter().try_for_each(|file| file.sync_data())?;
-            sync_names(&self.folder)
+            names.into_iter().try_for_each(File::sync_all)
         });
         if let Err(error) = synced {
-            self.sync_failed.store(true, Ordering::Relaxed);
+            let unsynced = self.unsynced.lock();
+            // Otherwise the writer has failed meanwhile, and uses none of these files any more.
+            if files.iter().any(|file| unsynced.iter().any(|other| Arc::ptr_eq(other, file))) {
+                self.sync_failed.store(true, Ordering::Relaxed);
+            }
             return Err(error);
         }
         if self.sync_failed.load(Ordering::Relaxed) {
@@ -134,6 +141,13 @@ impl Progress {
         state.syncs += 1;
         state.sync_time += clock.now().saturating_duration_since(begun);
         result
+    }
+
+    /// Forgets the segments, because the journal has failed.
+    pub(super) fn forget_unsynced(&self) {
+        let mut unsynced = self.unsynced.lock();
+        unsynced.clear();
+        self.sync_failed.store(false, Ordering::Relaxed);
     }
 
     pub(super) fn failed(&self) {

@@ -19,6 +19,8 @@ use crate::core::{Tick, Wheel};
 /// The first bytes of a segment. The digit is the version of the layout.
 pub(super) const MAGIC: &[u8; 16] = b"ackwheel log   3";
 
+pub(super) const MAGIC_OF_ALL_VERSIONS: &[u8] = b"ackwheel log";
+
 /// The length of the head of a segment.
 pub(super) const HEAD_LENGTH: usize = 80;
 

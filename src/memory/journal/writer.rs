@@ -1,5 +1,5 @@
-//! The thread that writes the journal. With `--journal-sync always` it also syncs; otherwise other threads do that, so
-//! that no answer waits for it.
+//! The thread that writes the journal. With `--journal-sync always` it also syncs what it writes. All other syncs while it
+//! serves are those of other threads, so that no answer waits for them.
 //!
 //! ```text
 //!             no room for a spare segment             room again
@@ -35,6 +35,9 @@ const PATIENCE: Duration = Duration::from_millis(100);
 
 /// The pause between two attempts to write again after a failure, or to make room.
 const RETRY: Duration = Duration::from_secs(1);
+
+/// The number of segments that another thread still has to sync, at which the writer waits for that.
+const MOST_UNSYNCED: usize = 8;
 
 /// The bytes that an Ack takes, at most, in a write with others.
 const ACK_LENGTH: u64 = 17;
@@ -168,6 +171,11 @@ impl Writer {
     pub(super) fn write_to(&mut self, file: File) -> io::Result<()> {
         // The system reports a failed sync once for each time that a file was opened, and this thread syncs too.
         let other = self.folder.open_segment(self.head.number)?;
+        if self.progress.unsynced.lock().len() >= MOST_UNSYNCED {
+            // The disk writes, but does not sync. The answers must wait for it.
+            self.progress.sync(&self.buffer.clock)?;
+        }
+        self.progress.has_new_name.store(true, Ordering::Relaxed);
         let mut unsynced = self.progress.unsynced.lock();
         if self.begun.is_none() && !matches!(self.sync, SyncPolicy::Every(_)) {
             unsynced.clear();
@@ -266,7 +274,7 @@ impl Writer {
     pub(super) fn failed(&mut self, error: &io::Error) {
         error!(%error, "the journal could not be written: adds are refused, and acknowledgements count, but a crash would forget them; look at the disk of --journal");
         self.file = None;
-        self.progress.unsynced.lock().clear();
+        self.progress.forget_unsynced();
         // Before the failure counts, so that no checkpoint begins that counts it and loses its first record.
         self.buffer.fail();
         self.progress.failed();
@@ -293,18 +301,18 @@ impl Writer {
             return;
         }
         self.file = None;
-        self.progress.unsynced.lock().clear();
+        self.progress.forget_unsynced();
         // The segment of an attempt that failed is spare again, so that attempts take no room.
         if self.head.number > head.number && self.make_spare(&self.folder.segment(self.head.number)).is_ok() {
             (self.head, self.length) = (head, length);
         }
     }
 
-    /// Syncs the last segment. Fails if not everything is written.
+    /// Syncs everything. Fails if not everything is written.
     fn end(&mut self) -> Result<(), String> {
         if self.buffer.condition() == Condition::Failed || self.buffer.condition() == Condition::Rebuilding {
             return Err(String::from("the journal could not be written"));
         }
-        self.file().and_then(File::sync_data).map_err(|error| error.to_string())
+        self.progress.sync(&self.buffer.clock).map_err(|error| error.to_string())
     }
 }
