@@ -10,6 +10,7 @@ use tracing::warn;
 use super::buffer::Buffer;
 use super::progress::Progress;
 use super::records::{self, Boundary, Event, GroupRecord};
+use super::writer::MOST_UNSYNCED_SEGMENTS;
 use crate::core::{GroupName, Tick};
 use crate::memory::queue::Group;
 use crate::memory::shard::LOCKED_STEP;
@@ -21,8 +22,8 @@ const LOOK: Duration = Duration::from_millis(100);
 /// A pause of a checkpoint, while ticks are being published or much is unwritten.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// The number of unsynced segments at which a checkpoint syncs them before it goes on.
-const MOST_UNSYNCED: usize = 4;
+/// The number of unsynced segments at which a checkpoint syncs them before it goes on. So the writer need not wait.
+const SYNC_AT_SEGMENTS: usize = MOST_UNSYNCED_SEGMENTS / 2;
 
 /// The number of unwritten bytes at which a checkpoint pauses.
 const MOST_UNWRITTEN: u64 = 1_024 * 1_024;
@@ -74,7 +75,9 @@ impl Checkpointer {
         if !self.begin(wheel, failures) {
             return;
         }
-        let _is_complete = self.walk(wheel, failures).and_then(|()| self.complete(failures));
+        if self.walk(wheel, failures).is_some() {
+            self.complete(failures);
+        }
         wheel.expiry.lock().is_walked = false;
     }
 
@@ -102,7 +105,7 @@ impl Checkpointer {
 
     /// Waits while much is unwritten or not on the disk.
     fn wait_for_writer(&self, failures: u64) -> Option<()> {
-        if self.progress.unsynced.lock().len() >= MOST_UNSYNCED {
+        if self.progress.unsynced.lock().len() >= SYNC_AT_SEGMENTS {
             self.sync()?;
         }
         while self.buffer.unwritten() > MOST_UNWRITTEN {
@@ -178,7 +181,7 @@ impl Checkpointer {
         self.wait_until_written(failures)?;
         self.sync()?;
         {
-            // A checkpoint of before a failure is never complete.
+            // A checkpoint that began before a failure is never complete.
             let state = self.progress.state.lock();
             (state.failures == failures).then_some(())?;
             self.buffer.append_boundary(Boundary::Complete, &Event::Complete);

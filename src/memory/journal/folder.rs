@@ -11,7 +11,7 @@ use rustix::process::geteuid;
 use tracing::warn;
 
 use super::JournalError;
-use super::segment::{HEAD_LENGTH, MAGIC, MAGIC_OF_ALL_VERSIONS, SegmentHead, scan};
+use super::segment::{HEAD_LENGTH, MAGIC, SegmentHead, scan};
 
 /// The length of a new segment. Its room on the disk is there before it is used. Unit tests have short ones, and many.
 pub(super) const SEGMENT_LENGTH: u64 = if cfg!(test) { 8 * 1_024 } else { 16 * 1_024 * 1_024 };
@@ -103,9 +103,6 @@ impl Folder {
                 Some(head) if head.number == number => found.segments.push((head, file.path())),
                 _ => {
                     let bytes = Folder::read(&file.path())?;
-                    if !bytes.starts_with(MAGIC) && bytes.starts_with(MAGIC_OF_ALL_VERSIONS) {
-                        return Err(JournalError::NoSegment { path: file.path() });
-                    }
                     let mut epoch = None;
                     scan(number, 0, &bytes, 0, |_, block| epoch = epoch.or(Some(block.head.epoch)));
                     if let Some(epoch) = epoch {
@@ -170,7 +167,7 @@ impl Folder {
         open_own(&self.segment(number), true)
     }
 
-    /// Opens the folder itself. A sync of it makes new names last.
+    /// Opens the folder itself. Its sync makes new names last.
     pub(super) fn open_names(&self) -> io::Result<File> {
         File::open(&self.path)
     }

@@ -117,6 +117,7 @@ impl Progress {
             names.into_iter().try_for_each(File::sync_all)
         });
         if let Err(error) = synced {
+            self.has_new_name.store(true, Ordering::Relaxed);
             let unsynced = self.unsynced.lock();
             // Otherwise the writer has failed meanwhile, and uses none of these files any more.
             if files.iter().any(|file| unsynced.iter().any(|other| Arc::ptr_eq(other, file))) {

@@ -154,12 +154,12 @@ pub(super) fn write_changes(bytes: &mut Vec<u8>, mut items: &[Item], batch: &Req
     let has_clients = items.iter().any(has_client);
     while !items.is_empty() {
         let next = &items[..items.len().min(MOST_CHANGES)];
-        let written = if has_clients {
+        let done = if has_clients {
             write_record::<CHANGE_WITH_CLIENT_LENGTH>(bytes, next, batch)
         } else {
             write_record::<CHANGE_LENGTH>(bytes, next, batch)
         };
-        items = &items[written..];
+        items = &items[done..];
     }
 }
 
@@ -170,7 +170,7 @@ fn write_record<const LENGTH: usize>(bytes: &mut Vec<u8>, items: &[Item], batch:
     let begin = bytes.len();
     bytes.resize(begin + CHANGES_HEAD_LENGTH + items.len() * LENGTH, 0);
     let (head, places) = bytes[begin..].split_at_mut(CHANGES_HEAD_LENGTH);
-    let (mut places, mut written, mut read) = (places.as_chunks_mut::<LENGTH>().0.iter_mut(), 0, items.len());
+    let (mut places, mut written, mut done) = (places.as_chunks_mut::<LENGTH>().0.iter_mut(), 0, items.len());
     let mut add = None;
     for (number, item) in items.iter().enumerate() {
         let outcome = outcomes[item.index as usize];
@@ -179,7 +179,7 @@ fn write_record<const LENGTH: usize>(bytes: &mut Vec<u8>, items: &[Item], batch:
         }
         if item.verb.is_add() && add != Some(item.verb) {
             if add.is_some() {
-                read = number;
+                done = number;
                 break;
             }
             add = Some(item.verb);
@@ -195,16 +195,16 @@ fn write_record<const LENGTH: usize>(bytes: &mut Vec<u8>, items: &[Item], batch:
     }
     if written == 0 {
         bytes.truncate(begin);
-        return read;
+        return done;
     }
     head[0] = if LENGTH == CHANGE_LENGTH { kind::CHANGES } else { kind::CHANGES_WITH_CLIENTS };
-    head[1..5].copy_from_slice(&count(written));
+    head[1..5].copy_from_slice(&encode_count(written));
     if let Some(Verb::Add { deadline, attempt }) = add.map(PackedVerb::unpack) {
         head[5..7].copy_from_slice(&deadline.0.to_le_bytes());
         head[7] = attempt;
     }
     bytes.truncate(begin + CHANGES_HEAD_LENGTH + written * LENGTH);
-    read
+    done
 }
 
 /// The beginning of a record of entries, whose number is not known yet.
@@ -228,10 +228,10 @@ pub(super) fn end_entries(bytes: &mut [u8], begin: usize) {
 }
 
 fn patch(bytes: &mut [u8], at: usize, number: usize) {
-    bytes[at..at + 4].copy_from_slice(&count(number));
+    bytes[at..at + 4].copy_from_slice(&encode_count(number));
 }
 
-fn count(number: usize) -> [u8; 4] {
+fn encode_count(number: usize) -> [u8; 4] {
     u32::try_from(number).expect("a record is far shorter than 4 GiB").to_le_bytes()
 }
 

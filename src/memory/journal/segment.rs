@@ -19,8 +19,6 @@ use crate::core::{Tick, Wheel};
 /// The first bytes of a segment. The digit is the version of the layout.
 pub(super) const MAGIC: &[u8; 16] = b"ackwheel log   3";
 
-pub(super) const MAGIC_OF_ALL_VERSIONS: &[u8] = b"ackwheel log";
-
 /// The length of the head of a segment.
 pub(super) const HEAD_LENGTH: usize = 80;
 
@@ -84,19 +82,27 @@ impl BlockHead {
     }
 }
 
-/// Writes a value, zeros and a checksum, which fill `bytes`.
+/// Writes a value, zeros and a checksum of [`MAGIC`] and both, which fill `bytes`. So the heads of other versions are not
+/// valid.
 fn seal(value: &impl Serialize, bytes: &mut [u8]) {
     let (body, crc) = bytes.split_last_chunk_mut().expect("there is room for a checksum");
     body.fill(0);
     postcard::to_slice(value, body).expect("the longest head has room");
-    *crc = crc32fast::hash(body).to_le_bytes();
+    *crc = checksum(body).to_le_bytes();
 }
 
 /// Reads what [`seal`] wrote. Returns `None` if the checksum is another.
 fn unseal<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
     let (body, crc) = bytes.split_last_chunk()?;
-    let is_valid = crc32fast::hash(body) == u32::from_le_bytes(*crc);
+    let is_valid = checksum(body) == u32::from_le_bytes(*crc);
     is_valid.then(|| postcard::from_bytes(body).ok())?
+}
+
+fn checksum(body: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(MAGIC);
+    hasher.update(body);
+    hasher.finalize()
 }
 
 /// A valid block of a segment.

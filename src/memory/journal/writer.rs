@@ -1,5 +1,5 @@
-//! The thread that writes the journal. With `--journal-sync always` it also syncs what it writes. All other syncs while it
-//! serves are those of other threads, so that no answer waits for them.
+//! The thread that writes the journal. With `--journal-sync always` it also syncs what it writes. Otherwise other threads
+//! sync, and the writer waits for them only if many segments are unsynced.
 //!
 //! ```text
 //!             no room for a spare segment             room again
@@ -37,7 +37,7 @@ const PATIENCE: Duration = Duration::from_millis(100);
 const RETRY: Duration = Duration::from_secs(1);
 
 /// The number of segments that another thread still has to sync, at which the writer waits for that.
-const MOST_UNSYNCED: usize = 8;
+pub(super) const MOST_UNSYNCED_SEGMENTS: usize = 8;
 
 /// The bytes that an Ack takes, at most, in a write with others.
 const ACK_LENGTH: u64 = 17;
@@ -171,7 +171,7 @@ impl Writer {
     pub(super) fn write_to(&mut self, file: File) -> io::Result<()> {
         // The system reports a failed sync once for each time that a file was opened, and this thread syncs too.
         let other = self.folder.open_segment(self.head.number)?;
-        if self.progress.unsynced.lock().len() >= MOST_UNSYNCED {
+        if self.progress.unsynced.lock().len() >= MOST_UNSYNCED_SEGMENTS {
             // The disk writes, but does not sync. The answers must wait for it.
             self.progress.sync(&self.buffer.clock)?;
         }
