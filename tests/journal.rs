@@ -276,7 +276,7 @@ fn a_file_that_is_no_segment_of_this_version_is_refused_and_left_alone() {
     let (_folder, journal) = folder();
     let segment = journal.join("log-00000001");
     fs::create_dir(&journal).unwrap();
-    let mut earlier = vec![0; 159];
+    let mut earlier = [0; 159];
     for (at, bytes) in EARLIER_VERSION {
         earlier[at..at + bytes.len()].copy_from_slice(bytes);
     }
