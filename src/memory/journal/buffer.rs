@@ -365,7 +365,7 @@ mod tests {
         assert!(matches!(buffer.hold(&mut batch, &Arc::default()), Submitted::Completed));
         let refusal = batch.requests[0].refusal.as_ref().expect("its outcome is unknown");
         assert!(Arc::ptr_eq(refusal, &buffer.refusals.unknown));
-        let begin = Event::Begin { published_below: Tick(1) };
+        let begin = Event::Begin { published_below: Tick(1), held: 0 };
         assert!(!buffer.append_boundary(Boundary::Begin, &begin), "nothing is recorded");
     }
 

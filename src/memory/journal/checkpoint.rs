@@ -84,11 +84,12 @@ impl Checkpointer {
     /// Begins once all expired messages are in batches. Returns false if the journal fails or closes before that.
     fn begin(&self, wheel: &MemoryWheel, failures: u64) -> bool {
         while self.goes_on(failures) {
+            let held = wheel.shards.len() as u64;
             {
                 let mut expiry = wheel.expiry.lock();
                 let state = wheel.state.read();
                 if expiry.is_all_published_below(state.expired_below) {
-                    let begin = Event::Begin { published_below: state.expired_below };
+                    let begin = Event::Begin { published_below: state.expired_below, held };
                     expiry.is_walked = self.buffer.append_boundary(Boundary::Begin, &begin);
                     return expiry.is_walked;
                 }

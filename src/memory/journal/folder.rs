@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FallocateFlags, OFlags, fallocate};
+use rustix::fs::{Advice, FallocateFlags, OFlags, fadvise, fallocate};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::process::geteuid;
 use tracing::warn;
@@ -125,11 +125,22 @@ impl Folder {
     }
 
     fn read_at_most(path: &Path, length: usize) -> Result<Vec<u8>, JournalError> {
-        let mut bytes = Vec::new();
-        open_own(path, false)
-            .and_then(|file| file.take(length as u64).read_to_end(&mut bytes))
-            .map_err(|cause| JournalError::Io { what: "read", path: path.to_owned(), cause })?;
-        Ok(bytes)
+        let read = |file: File| {
+            let mut bytes = Vec::with_capacity(length.min(usize::try_from(file.metadata()?.len()).unwrap_or(0)));
+            file.take(length as u64).read_to_end(&mut bytes)?;
+            Ok(bytes)
+        };
+        open_own(path, false).and_then(read).map_err(|cause| JournalError::Io {
+            what: "read",
+            path: path.to_owned(),
+            cause,
+        })
+    }
+
+    /// Has the system read a segment, which is needed soon.
+    pub(super) fn read_ahead(path: &Path) {
+        // If it does not, the segment is read when it is needed.
+        let _ = open_own(path, false).map(|file| fadvise(file, 0, None, Advice::WillNeed));
     }
 
     fn spare(&self, number: u64) -> PathBuf {

@@ -112,6 +112,9 @@ impl Log {
         let (mut replay, mut is_first) = (Replay::new(wheel, away), true);
         let mut expected = checkpoint.max(1);
         for (number, (head, path)) in needed.iter().enumerate() {
+            if let Some((_, next)) = needed.get(number + 1) {
+                Folder::read_ahead(next);
+            }
             for missing in expected..head.number {
                 self.damages.push(Damage { path: folder.segment(missing), offset: 0, bytes: 0 });
             }

@@ -46,6 +46,8 @@ pub(in crate::memory) enum Event {
     /// A checkpoint begins. All messages of ticks before this one are in batches.
     Begin {
         published_below: Tick,
+        /// About how many messages the wheel holds.
+        held: u64,
     },
     /// A checkpoint is complete. The head of this block says so too.
     Complete,

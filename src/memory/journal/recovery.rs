@@ -138,7 +138,10 @@ impl Replay<'_> {
 
     fn apply_event(&mut self, event: Event) {
         match event {
-            Event::Begin { published_below } => self.move_pointer(published_below),
+            Event::Begin { published_below, held } => {
+                self.move_pointer(published_below);
+                self.reserve(held);
+            }
             Event::Complete => {}
             Event::Acked { ticks } => self.acked.extend(ticks),
             Event::Overtaken { tick, timed_out } => {
@@ -165,6 +168,13 @@ impl Replay<'_> {
             }
             event => self.queue.replay(event, self.wheel.origin),
         }
+    }
+
+    /// Makes room for the messages of a checkpoint. To grow step by step would move each of them several times.
+    fn reserve(&mut self, held: u64) {
+        let held = held.min(self.wheel.shards.options.max_in_flight) as usize;
+        let len = held / self.shards.len();
+        self.shards.iter_mut().for_each(|shard| shard.table.reserve(len));
     }
 
     /// Moves the pointer forward.
@@ -376,7 +386,7 @@ mod tests {
     #[test]
     fn ticks_that_expired_while_the_journal_had_failed_are_published() {
         for gap in [0, 1, 20, 1_000, 40_000, 100_000] {
-            let begin = || Part::Event(Event::Begin { published_below: Tick(101 + gap) });
+            let begin = || Part::Event(Event::Begin { published_below: Tick(101 + gap), held: 2 });
             let expired_later = (gap > 0).then(|| expired(Tick(100 + gap)));
             for end in [Some(begin()), expired_later].into_iter().flatten() {
                 let (wheel, in_flight, published) = recovered([added(1, Tick(100)), added(2, Tick(114)), end]);
@@ -410,7 +420,7 @@ mod tests {
     #[test]
     fn acks_count_in_the_batch_of_a_tick_without_a_record() {
         let acked = Part::Remove { message: Message::from(1), is_acked: true };
-        let begin = Part::Event(Event::Begin { published_below: Tick(101) });
+        let begin = Part::Event(Event::Begin { published_below: Tick(101), held: 1 });
         let (wheel, ..) = recovered([added(1, Tick(100)), added(2, Tick(100)), acked, begin]);
         let queue = wheel.outbox.queue.lock();
         let counts = queue.batches.values().next().unwrap().batch.counts;

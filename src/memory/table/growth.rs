@@ -32,6 +32,22 @@ impl<S: BuildHasher> Table<S> {
         }
     }
 
+    /// Makes room for `len` entries, so that few segments have to grow for them.
+    pub(in crate::memory) fn reserve(&mut self, len: usize) {
+        // Hashes divide entries equally between segments if their number is a power of two.
+        let segments = len.div_ceil(MEAN_SEGMENT).next_power_of_two();
+        while self.segments.len() < segments {
+            self.split();
+        }
+        let mean = len / self.segments.len();
+        let groups = Segment::groups_for(mean + mean / 16);
+        for segment in 0..self.segments.len() {
+            if self.segments[segment].groups.len() < groups {
+                self.rebuild(segment, groups);
+            }
+        }
+    }
+
     /// Inserts an entry. The table must have room for the entry, and must have no entry of the same message.
     #[inline]
     pub(super) fn move_in(&mut self, entry: &Entry) {

@@ -119,6 +119,7 @@ enum Step {
     Remove(u64),
     RemoveTick(u16),
     Shrink,
+    Reserve(usize),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -128,6 +129,7 @@ fn step() -> impl Strategy<Value = Step> {
         30 => (0..400_u64).prop_map(Step::Remove),
         2 => (0..600_u16).prop_map(Step::RemoveTick),
         1 => Just(Step::Shrink),
+        1 => (0..20_000_usize).prop_map(Step::Reserve),
     ]
 }
 
@@ -139,6 +141,7 @@ fn walk(pair: &mut Pair<impl BuildHasher>, steps: Vec<Step>) {
             Step::Remove(id) => pair.remove(id),
             Step::RemoveTick(deadline) => pair.remove_tick(deadline, 1),
             Step::Shrink => pair.shrink(),
+            Step::Reserve(len) => pair.table.reserve(len),
         }
     }
     pair.check();
@@ -197,6 +200,19 @@ fn it_grows_and_shrinks_by_segments_and_is_never_much_larger_than_it_must() {
     pair.shrink();
     assert_eq!((pair.table.segments.len(), pair.table.len), (1, 0));
     assert!(pair.table.capacity() < 100);
+}
+
+#[test]
+fn few_segments_grow_for_entries_whose_room_was_reserved() {
+    const MANY: u32 = 150_000;
+    let mut pair = Pair::new(RandomHasher::default());
+    pair.table.reserve(MANY as usize);
+    let (shape, segments) = (pair.table.shape, pair.table.segments.len());
+    (0..u64::from(MANY)).for_each(|id| pair.put(id, 1));
+    let grown = pair.table.shape - shape;
+    assert!(grown as usize * 4 < segments, "{grown} of {segments} segments grew");
+    let capacity = pair.table.capacity();
+    assert!(capacity * 100 < MANY as usize * 170, "room for {capacity}");
 }
 
 #[test]
