@@ -168,14 +168,20 @@ fn a_command_in_many_pieces_costs_at_most_three_times_as_much_as_whole() {
     let mut client = Resp::to(&sidecar);
     let mut cost_of = |piece: usize| {
         let before = cpu();
-        for _ in 0..20 {
+        for _ in 0..10 {
             bytes.chunks(piece).for_each(|piece| client.send(piece));
             assert_eq!(client.receive().array().len(), 3);
         }
         cpu() - before
     };
-    cost_of(bytes.len());
-    let (whole, in_pieces) = (cost_of(bytes.len()), cost_of(256));
+    // What runs beside this test makes a round dearer, and none cheaper.
+    let mut least = [f64::INFINITY; 2];
+    for _ in 0..4 {
+        for (least, piece) in least.iter_mut().zip([bytes.len(), 256]) {
+            *least = least.min(cost_of(piece));
+        }
+    }
+    let [whole, in_pieces] = least;
     assert!(in_pieces < whole * 3.0, "{in_pieces} s of processor time in pieces, and {whole} s whole");
 }
 

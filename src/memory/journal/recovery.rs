@@ -172,8 +172,8 @@ impl Replay<'_> {
 
     /// Makes room for the messages of a checkpoint. To grow step by step would move each of them several times.
     fn reserve(&mut self, held: u64) {
-        let held = held.min(self.wheel.shards.options.max_in_flight) as usize;
-        let len = held / self.shards.len();
+        let most = self.wheel.shards.options.max_in_flight;
+        let len = usize::try_from(held.min(most)).unwrap_or(0) / self.shards.len();
         self.shards.iter_mut().for_each(|shard| shard.table.reserve(len));
     }
 
