@@ -174,7 +174,7 @@ fn a_command_in_many_pieces_costs_at_most_three_times_as_much_as_whole() {
         }
         cpu() - before
     };
-    // What runs beside this test makes a round dearer, and none cheaper.
+    // Other tests run beside this one, and can only raise the cost.
     let mut least = [f64::INFINITY; 2];
     for _ in 0..4 {
         for (least, piece) in least.iter_mut().zip([bytes.len(), 256]) {
