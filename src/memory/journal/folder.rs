@@ -13,8 +13,9 @@ use tracing::warn;
 use super::JournalError;
 use super::segment::{HEAD_LENGTH, MAGIC, SegmentHead, scan};
 
-/// The length of a new segment. Its room on the disk is there before it is used. Unit tests have short ones, and many.
-pub(super) const SEGMENT_LENGTH: u64 = if cfg!(test) { 8 * 1_024 } else { 16 * 1_024 * 1_024 };
+/// The length of a new segment. Its room on the disk is there before it is used. Unit tests have short ones, and many, and
+/// a search for bytes that break something starts with a new one each time.
+pub(super) const SEGMENT_LENGTH: u64 = if cfg!(any(test, fuzzing)) { 8 * 1_024 } else { 16 * 1_024 * 1_024 };
 
 /// The permissions of the group and of other users.
 const OTHERS: u32 = 0o077;
