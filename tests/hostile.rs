@@ -213,7 +213,7 @@ fn floods_that_ask_for_nothing_make_nobodys_timeout_late_and_hold_up_no_drain() 
     assert!(!log.contains("did not take their last answers"), "a flood does not see that it is to end: {log}");
 }
 
-/// The ticks that a message of a flood has.
+/// The ack timeout of the messages of a flood, in ticks.
 const FLOOD_TICKS: u16 = 119;
 
 /// Adds the same messages again and again, some frames ahead of the answers, until it is told to stop.
@@ -246,7 +246,8 @@ fn floods_of_adds_stop_no_wheel_in_redis_and_hold_up_no_ack_of_others() {
     }
 }
 
-/// Returns whether Acks of others did not wait for all that was asked for before them, and the leader did not change.
+/// Returns whether an Ack of others waits, in the median, for less than half of all that was asked for before it, and the
+/// leader does not change.
 fn survives_floods_of_adds(rings: &str, messages: u64, ahead: u64) -> bool {
     const FLOODS: u64 = 8;
     let redis = Redis::start();
@@ -274,8 +275,9 @@ fn survives_floods_of_adds(rings: &str, messages: u64, ahead: u64) -> bool {
     };
     let mut waits: Vec<Duration> = (1..=5).map(wait_in_round).collect();
     waits.sort_unstable();
-    let [done, asked] = [rearmed() - before, FLOODS * ahead * messages].map(|count| u32::try_from(count).unwrap());
-    let backlog = begun.elapsed() * asked / done;
+    let [done, waiting] =
+        [rearmed() - before, FLOODS * ahead * messages].map(|count| u32::try_from(count).unwrap());
+    let backlog = begun.elapsed() * waiting / done;
     let changes = sidecar.metrics().count("leader_changes_total");
     println!(
         "Acks waited for {waits:?}; Redis needs {backlog:?} for the floods; changes of the leader: {changes}"

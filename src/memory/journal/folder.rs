@@ -13,8 +13,8 @@ use tracing::warn;
 use super::JournalError;
 use super::segment::{HEAD_LENGTH, MAGIC, SegmentHead, scan};
 
-/// The length of a new segment. Its room on the disk is there before it is used. Unit tests have short ones, and many, and
-/// a search for bytes that break something starts with a new one each time.
+/// The length of a new segment. Its room on the disk is there before it is used. Unit tests and
+/// fuzzing have short ones, and many.
 pub(super) const SEGMENT_LENGTH: u64 = if cfg!(any(test, fuzzing)) { 8 * 1_024 } else { 16 * 1_024 * 1_024 };
 
 /// The permissions of the group and of other users.
@@ -126,19 +126,15 @@ impl Folder {
     }
 
     fn read_at_most(path: &Path, length: usize) -> Result<Vec<u8>, JournalError> {
-        let read = |file: File| {
-            let mut bytes = Vec::with_capacity(length.min(usize::try_from(file.metadata()?.len()).unwrap_or(0)));
-            file.take(length as u64).read_to_end(&mut bytes)?;
-            Ok(bytes)
-        };
-        open_own(path, false).and_then(read).map_err(|cause| JournalError::Io {
-            what: "read",
-            path: path.to_owned(),
-            cause,
-        })
+        let room = usize::try_from(SEGMENT_LENGTH).unwrap_or(0).min(length);
+        let mut bytes = Vec::with_capacity(room);
+        open_own(path, false)
+            .and_then(|file| file.take(length as u64).read_to_end(&mut bytes))
+            .map_err(|cause| JournalError::Io { what: "read", path: path.to_owned(), cause })?;
+        Ok(bytes)
     }
 
-    /// Has the system read a segment, which is needed soon.
+    /// Has the system read a segment in advance.
     pub(super) fn read_ahead(path: &Path) {
         // If it does not, the segment is read when it is needed.
         let _ = open_own(path, false).map(|file| fadvise(file, 0, None, Advice::WillNeed));

@@ -428,6 +428,17 @@ mod tests {
     }
 
     #[test]
+    fn a_checkpoint_makes_room_for_its_messages_but_not_for_more_than_may_be_in_flight() {
+        for (held, expected) in [(100_000, 100_000..200_000), (u64::MAX, 1_000_000..2_000_000)] {
+            let wheel = empty_wheel();
+            let mut replay = Replay::new(&wheel, Duration::ZERO);
+            replay.apply(Part::Event(Event::Begin { published_below: Tick(101), held }));
+            let room: usize = replay.shards.iter().map(|shard| shard.table.capacity()).sum();
+            assert!(expected.contains(&room), "room for {room} of {held}");
+        }
+    }
+
+    #[test]
     fn a_recovery_forgets_idle_ticks() {
         let wheel = empty_wheel();
         let mut replay = Replay::new(&wheel, Duration::ZERO);

@@ -34,7 +34,8 @@ impl<S: BuildHasher> Table<S> {
 
     /// Makes room for `len` entries, so that few segments have to grow for them.
     pub(in crate::memory) fn reserve(&mut self, len: usize) {
-        // Hashes divide entries equally between segments if their number is a power of two.
+        // Hashes divide entries about equally between segments if their number is a power of two. So a sixteenth more
+        // than the mean is enough for nearly every segment.
         let segments = len.div_ceil(MEAN_SEGMENT).next_power_of_two();
         while self.segments.len() < segments {
             self.split();
