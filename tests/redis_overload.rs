@@ -120,8 +120,8 @@ fn eight_sidecars_with_many_rings_answer_all_that_is_added_at_once() {
 
 fn add_through_eight_sidecars_with_many_rings() -> (u64, Troubles) {
     let redis = Redis::start();
-    // Twice the usual slots, so that nobody is judged silent who does not read for 20 s.
-    let sidecars = fleet(&redis.url(), 8, &["--rings", "32", "--slots", "30"]);
+    // Four times the usual slots, so that no connection counts as silent that does not answer a Ping for 40 s.
+    let sidecars = fleet(&redis.url(), 8, &["--rings", "32", "--slots", "60"]);
     let mut subscriber = sidecars[0].connect().subscribed("default");
     let ids: Vec<u64> = (1..=100).collect();
     let asked = Instant::now();
