@@ -5,6 +5,7 @@ mod deliveries;
 mod document;
 mod handshakes;
 mod hostile;
+mod memory;
 mod shared_store;
 
 use std::io::Write;

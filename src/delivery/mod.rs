@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tracing::{error, info, warn};
 
-pub use self::subscription::Subscription;
+pub use self::subscription::{MEMBER_BYTES, Subscription};
 use crate::clock::Clock;
 use crate::core::{
     Backlog, BatchId, Credit, Delivery as Delivered, Dropped, GroupName, MemberId, Outbox, Reason, Refusal,

@@ -11,6 +11,9 @@ use super::{BatchSender, Command, Delivery};
 use crate::core::{BatchId, Credit, Delivery as Delivered, GroupName, GroupOptions, MemberId, Reason, Refusal};
 use crate::process::panics;
 
+/// The memory of a membership: its channel, its places in the group, and the future of a command that waits.
+pub const MEMBER_BYTES: usize = 12 * 1_024;
+
 impl Delivery {
     /// Adds a subscriber to `group`, or to a new group with a generated name if `group` is `None`. If the group does
     /// not exist, creates it with `options`. `credit` limits the messages in the batches that the subscriber has not

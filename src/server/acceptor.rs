@@ -22,13 +22,13 @@ use tracing::{Instrument, Span, debug, info_span, warn};
 
 use super::access::{Grant, Peer};
 use super::admission::{Admission, Admitted, Client, log_refusal};
-use super::buffered_stream::{BufferedStream, IoEvent, Traffic};
+use super::buffered_stream::BufferedStream;
 use super::credentials::{certificate_name, log_failed_handshake};
 use super::native::Greeting;
 use super::resp::MAX_RESP_GREETING;
 use super::session::{CLOSE_TIMEOUT, ClientProtocol, Session};
 use super::shared::{Phase, Shared};
-use super::socket::{Socket, Stream};
+use super::socket::{IoEvent, Socket, Stream, Traffic};
 use super::unauthenticated::Place;
 use crate::clock::stall_aware_timeout;
 use crate::core::{Reason, Refusal};

@@ -12,15 +12,15 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, BytesMut};
-use prometheus::IntCounter;
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::runtime::Handle;
+use tokio_util::either::Either;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::buffer::Buffer;
 use super::memory_budget::Charge;
-use super::socket::{self, Stream, descriptor};
+use super::socket::{self, IoEvent, Stream, Traffic, descriptor};
 use crate::core::RequestBatch;
 use crate::protocol::codec::EchoedPings;
 use crate::protocol::{Codec, DecodeError, Decoded};
@@ -33,31 +33,9 @@ pub(super) const READ_SIZE: usize = 32 * 1024;
 /// would reset the connection, and the peer could not read the last Error frame.
 const LINGER_BYTES: usize = 1024 * 1024;
 
-/// The result of a read or a write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum IoEvent {
-    /// Bytes were read, and this is their number.
-    Read(usize),
-    /// The peer sends no more.
-    Ended,
-    /// Bytes were written or flushed.
-    Written,
-    /// A write failed: the peer takes no more bytes. Bytes that the peer sent earlier may still be read.
-    WriteFailed,
-    /// The memory budget has chosen this connection to be closed.
-    OverBudget,
-}
-
 thread_local! {
     /// The buffer into which all connections of a thread read, so that an idle connection needs no memory for input.
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
-
-/// The counters of the bytes of a listener.
-#[derive(Clone)]
-pub(super) struct Traffic {
-    pub(super) received: IntCounter,
-    pub(super) sent: IntCounter,
 }
 
 pub(super) struct BufferedStream {
@@ -72,6 +50,9 @@ pub(super) struct BufferedStream {
     charge: Charge,
     /// Bytes that are charged beside the buffers.
     also_charged: usize,
+    /// The bytes that the stream has taken so far, and how many of them it has passed on to the kernel.
+    taken: u64,
+    written: u64,
     traffic: Traffic,
     /// The length of `output` at which the connection stops reading.
     max_queued: usize,
@@ -100,6 +81,8 @@ impl BufferedStream {
             output: Buffer::default(),
             charge,
             also_charged: 0,
+            taken: 0,
+            written: 0,
             traffic,
             max_queued,
             is_unflushed: false,
@@ -173,6 +156,21 @@ impl BufferedStream {
     /// Returns whether the socket has taken all queued bytes.
     pub(super) fn is_flushed(&self) -> bool {
         self.output.bytes.is_empty() && !self.is_unflushed
+    }
+
+    /// Returns whether the peer sends no more.
+    pub(super) fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+
+    /// Returns the place in the stream of output behind all queued bytes.
+    pub(super) fn end_of_output(&self) -> u64 {
+        self.taken + self.output.bytes.len() as u64
+    }
+
+    /// Returns the place in the stream of output up to which the kernel has taken it.
+    pub(super) fn written(&self) -> u64 {
+        self.written
     }
 
     /// Returns whether bytes of the peer wait in the socket and may be read. Asks the kernel, because Tokio learns of
@@ -269,7 +267,7 @@ impl BufferedStream {
         self.unprocessed_input.set();
         if self.output.bytes.is_empty() {
             ready!(Pin::new(&mut self.stream).poll_flush(context))?;
-            self.is_unflushed = false;
+            (self.is_unflushed, self.written) = (false, self.taken);
             return Poll::Ready(Ok(true));
         }
         let written = ready!(Pin::new(&mut self.stream).poll_write(context, &self.output.bytes))?;
@@ -277,6 +275,11 @@ impl BufferedStream {
             return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
         }
         self.is_unflushed = true;
+        self.taken += written as u64;
+        if matches!(self.stream, Either::Left(_)) {
+            // Only TLS buffers what it takes.
+            self.written = self.taken;
+        }
         self.traffic.sent.inc_by(written as u64);
         if written < self.output.bytes.len() {
             self.output.bytes.advance(written);
@@ -345,8 +348,8 @@ impl BufferedStream {
 #[cfg(test)]
 mod tests {
     use futures_util::FutureExt;
+    use prometheus::IntCounter;
     use tokio::net::UnixStream;
-    use tokio_util::either::Either;
 
     use super::*;
     use crate::protocol::frame::{Body, Frame, MAX_GREETING_LENGTH};

@@ -30,6 +30,8 @@ pub(super) struct KeepAlive {
     ping_interval: Duration,
     /// Whether a silent peer is pinged, and closed if it stays silent.
     pings: bool,
+    /// Whether the peer has sent a part of a command. Without Pings, it is closed only then, if it stays silent.
+    expects_rest: bool,
     /// The beginning of the timeout of a silent peer: when the peer last sent bytes, or when the session last did not
     /// read.
     received_at: Instant,
@@ -47,6 +49,7 @@ impl KeepAlive {
         KeepAlive {
             ping_interval,
             pings: true,
+            expects_rest: false,
             received_at: now,
             sent_at: now,
             ping_after: first_ping(ping_interval),
@@ -66,6 +69,11 @@ impl KeepAlive {
         (self.received_at, self.is_pinged) = (now, false);
     }
 
+    /// Records whether the peer has sent a part of a command.
+    pub(super) fn expect_rest(&mut self, expects_rest: bool) {
+        self.expects_rest = expects_rest;
+    }
+
     /// Records that the peer took bytes, or that bytes are queued into an empty queue.
     pub(super) fn sent(&mut self, now: Instant) {
         self.sent_at = now;
@@ -82,8 +90,12 @@ impl KeepAlive {
         } else {
             self.ping_after
         };
-        // Without Pings, the timer fires from time to time for nothing.
-        let silent_at = if self.pings { self.received_at + silence } else { self.received_at + NO_PINGS };
+        let silent_at = match (self.pings, self.expects_rest) {
+            (true, _) => self.received_at + silence,
+            (false, true) => self.received_at + self.ping_interval * 2,
+            // The timer fires from time to time for nothing.
+            (false, false) => self.received_at + NO_PINGS,
+        };
         if is_flushed { silent_at } else { silent_at.min(self.sent_at + self.ping_interval * 2) }
     }
 
@@ -99,7 +111,7 @@ impl KeepAlive {
                 format!("the client read nothing for {limit:?} or longer: read answers while sending requests");
             return Action::Close(Refusal::new(Reason::SlowReader, text));
         }
-        if !self.pings {
+        if !self.pings && !self.expects_rest {
             self.received_at = now;
             return Action::Wait;
         }
@@ -110,7 +122,8 @@ impl KeepAlive {
         if has_unread() {
             return Action::Wait;
         }
-        let text = format!("the client sent nothing for {limit:?}: answer every Ping");
+        let remedy = if self.pings { "answer every Ping" } else { "send the rest of the command" };
+        let text = format!("the client sent nothing for {limit:?}: {remedy}");
         Action::Close(Refusal::new(Reason::PeerSilent, text))
     }
 }
@@ -168,6 +181,22 @@ mod tests {
         keep_alive.received(end);
         assert_eq!(keep_alive.check(end, true, || false), Action::Wait);
         assert_eq!(keep_alive.next_check(true), end + INTERVAL, "only the first Ping comes at a random time");
+    }
+
+    #[test]
+    fn without_pings_a_peer_is_closed_only_if_the_rest_of_a_command_does_not_come() {
+        let begin = Instant::now();
+        let mut keep_alive = KeepAlive::without_pings(begin, INTERVAL * 2);
+        let later = begin + Duration::from_secs(86_400);
+        assert_eq!(keep_alive.check(later, true, || false), Action::Wait, "it may be silent");
+        keep_alive.received(later);
+        keep_alive.expect_rest(true);
+        let end = keep_alive.next_check(true);
+        assert_eq!(end, later + INTERVAL * 2);
+        assert_eq!(keep_alive.check(end, true, || true), Action::Wait, "the rest waits in the socket");
+        assert_eq!(reason(keep_alive.check(end, true, || false)), Reason::PeerSilent);
+        keep_alive.expect_rest(false);
+        assert_eq!(keep_alive.check(end, true, || false), Action::Wait, "the command is complete");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use super::pending_requests::Completion;
 use super::session::{ClientProtocol, Session};
 use super::shared::{DRAIN_GRACE, Phase, Shared};
 use crate::core::{Delivery as Delivered, MAX_CREDIT, Refusal, RequestBatch};
-use crate::delivery::Subscription;
+use crate::delivery::{MEMBER_BYTES, Subscription};
 use crate::protocol::Codec;
 use crate::protocol::frame::{Body, Frame, FrameType, GoAwayReason, MAX_MESSAGES, Welcome};
 
@@ -121,6 +121,10 @@ impl ClientProtocol for Native {
 
     fn stop_delivery(&mut self) {
         self.subscription = None;
+    }
+
+    fn bytes(&self) -> usize {
+        usize::from(self.subscription.is_some()) * MEMBER_BYTES
     }
 
     fn ping(session: &mut Session<Native>) {

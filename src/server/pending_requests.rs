@@ -4,6 +4,8 @@
 //! answers. While the store is unreachable, waiting Acks (DelMsg) do not count, so that further Acks are still read.
 //! The store then holds the Acks of all connections up to its own limit. Above this limit, it refuses further Acks at
 //! once. It refuses all adds at once.
+//!
+//! The memory of these requests is charged to the connection.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -12,7 +14,7 @@ use std::sync::Arc;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 
-use crate::core::{Operation, Refusal, Request, RequestBatch, Requester};
+use crate::core::{BatchId, Message, Operation, Refusal, Request, RequestBatch, Requester};
 use crate::metrics::Metrics;
 use crate::process::panics::uncontained;
 
@@ -25,6 +27,14 @@ pub(super) const MAX_REQUESTS: usize = 1_024;
 /// session reads for the read barrier, before a tick expires: then [`MAX_REQUESTS`] does not apply.
 const MAX_MESSAGES: usize = 16_384;
 
+/// The memory of a waiting request beside its messages: its future, and its places in queues.
+const REQUEST_BYTES: usize = 512;
+
+/// The memory of a message or a batch id of a waiting request. While a store has a message, it keeps its outcome too.
+const MESSAGE_BYTES: usize = 32;
+
+const _: () = assert!(size_of::<BatchId>() <= MESSAGE_BYTES && size_of::<Message>() < MESSAGE_BYTES);
+
 type RequestFuture<C> = Pin<Box<dyn Future<Output = (Weight, C)> + Send>>;
 
 /// The number of messages that are counted for a waiting request.
@@ -32,8 +42,10 @@ type RequestFuture<C> = Pin<Box<dyn Future<Output = (Weight, C)> + Send>>;
 pub(super) enum Weight {
     /// The messages of a DelMsg, which carries Acks.
     Acks(usize),
-    /// The messages of an add, or the batches of a BatchAck; 0 for other requests.
+    /// The messages of an add or a GetMsg, or the batches of a BatchAck; 0 for other requests.
     Other(usize),
+    /// The same of a request that its protocol has queued and not begun.
+    Queued(usize),
 }
 
 impl Weight {
@@ -63,17 +75,19 @@ pub(super) struct PendingRequests<C> {
     requests: FuturesUnordered<RequestFuture<C>>,
     acks: Count,
     others: Count,
+    queued: Count,
 }
 
 impl<C> Default for PendingRequests<C> {
     fn default() -> PendingRequests<C> {
-        PendingRequests { requests: FuturesUnordered::new(), acks: Count::default(), others: Count::default() }
+        let [acks, others, queued] = [Count::default(); 3];
+        PendingRequests { requests: FuturesUnordered::new(), acks, others, queued }
     }
 }
 
 impl<C: Completion + Send + 'static> PendingRequests<C> {
-    /// Counts a request that was submitted to the rings. The caller must call [`PendingRequests::end`] when the request
-    /// is complete.
+    /// Counts a request that was submitted to the rings or is queued. The caller must call [`PendingRequests::end`] when
+    /// the request is complete, or is no longer queued.
     pub(super) fn begin(&mut self, weight: Weight) {
         let (count, messages) = self.count(weight);
         count.requests += 1;
@@ -106,10 +120,17 @@ impl<C: Completion + Send + 'static> PendingRequests<C> {
         match weight {
             Weight::Acks(messages) => (&mut self.acks, messages.max(1)),
             Weight::Other(messages) => (&mut self.others, messages.max(1)),
+            Weight::Queued(messages) => (&mut self.queued, messages.max(1)),
         }
     }
 
-    /// Returns whether any request waits.
+    /// Returns the memory of all these requests, in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        let all = [self.acks, self.others, self.queued];
+        all.iter().map(|count| count.requests * REQUEST_BYTES + count.messages * MESSAGE_BYTES).sum()
+    }
+
+    /// Returns whether any request waits that was begun.
     pub(super) fn is_waiting(&self) -> bool {
         self.acks.requests + self.others.requests > 0
     }
@@ -118,7 +139,8 @@ impl<C: Completion + Send + 'static> PendingRequests<C> {
     /// Calls `store_is_up` only if the result depends on it.
     pub(super) fn has_room(&self, max_requests: usize, store_is_up: impl FnOnce() -> bool) -> bool {
         let is_within = |requests, messages| requests < max_requests && messages <= MAX_MESSAGES;
-        let Count { requests, messages } = self.others;
+        let (requests, messages) =
+            (self.others.requests + self.queued.requests, self.others.messages + self.queued.messages);
         is_within(requests + self.acks.requests, messages + self.acks.messages)
             || is_within(requests, messages) && !store_is_up()
     }

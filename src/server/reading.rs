@@ -13,9 +13,10 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt;
 use tracing::debug;
 
-use super::buffered_stream::{IoEvent, READ_SIZE};
+use super::buffered_stream::READ_SIZE;
 use super::pending_requests::Weight;
 use super::session::{ClientProtocol, Session, State};
+use super::socket::IoEvent;
 use super::tokens::Right;
 use crate::core::{Reason, Refusal, RequestBatch, SHORTEST_STALL, Submitted, WAKING_TIME};
 use crate::process::panics;
@@ -62,6 +63,7 @@ impl<P: ClientProtocol> Session<P> {
                 self.read_since_yield += count;
                 self.keep_alive.received(self.shared.clock.stall_aware_now());
                 P::read_requests(self);
+                self.charge();
             }
             Ok(IoEvent::Written) => {
                 self.keep_alive.sent(self.shared.clock.stall_aware_now());
@@ -69,7 +71,7 @@ impl<P: ClientProtocol> Session<P> {
             }
             // Batches then go to subscribers that can still read.
             Ok(IoEvent::WriteFailed) => self.protocol.stop_delivery(),
-            Ok(IoEvent::Ended) => self.end(),
+            Ok(IoEvent::Ended) => P::ended(self),
             Ok(IoEvent::OverBudget) => self.close_over_budget(),
             Err(error) => {
                 debug!(%error, "connection lost");

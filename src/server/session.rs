@@ -65,6 +65,17 @@ pub(super) trait ClientProtocol: Sized + Send + 'static {
     /// Handles that the socket took bytes.
     fn written(_session: &mut Session<Self>) {}
 
+    /// Handles that the peer sends no more.
+    fn ended(session: &mut Session<Self>) {
+        session.end();
+    }
+
+    /// Continues with what waited for room in the output, or for the end of another command.
+    fn resume(_session: &mut Session<Self>) {}
+
+    /// Returns the memory that the protocol holds for the connection, beside its buffers and its waiting requests.
+    fn bytes(&self) -> usize;
+
     /// Sends a Ping.
     fn ping(_session: &mut Session<Self>) {}
 
@@ -202,6 +213,8 @@ impl<P: ClientProtocol> Session<P> {
         if !self.read_and_write().await {
             return;
         }
+        P::resume(self);
+        self.charge();
         let reading = self.may_read();
         if !reading {
             // While the session does not read, it cannot tell whether the peer is silent.
@@ -227,6 +240,12 @@ impl<P: ClientProtocol> Session<P> {
             },
             () = self.timer.as_mut() => self.check_peer(),
         }
+    }
+
+    /// Charges what the connection holds beside its buffers.
+    pub(super) fn charge(&mut self) {
+        let bytes = self.pending.bytes() + self.protocol.bytes();
+        self.stream.charge_also(bytes);
     }
 
     /// Sets the timer again if it would fire too late. A timer that fires too early has no effect, and costs less than

@@ -4,6 +4,7 @@ use std::io;
 use std::mem;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use prometheus::IntCounter;
 use tokio::io::{Empty, empty};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::server::TlsStream;
@@ -17,6 +18,28 @@ pub(super) type Stream = Either<Socket, Box<TlsStream<TlsSocket>>>;
 
 /// The socket of a TLS stream. It is `Empty` only while it moves to another runtime.
 pub(super) type TlsSocket = Either<TcpStream, Empty>;
+
+/// The result of a read or a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum IoEvent {
+    /// Bytes were read, and this is their number.
+    Read(usize),
+    /// The peer sends no more.
+    Ended,
+    /// Bytes were written or flushed.
+    Written,
+    /// A write failed: the peer takes no more bytes. Bytes that the peer sent earlier may still be read.
+    WriteFailed,
+    /// The memory budget has chosen this connection to be closed.
+    OverBudget,
+}
+
+/// The counters of the bytes of a listener.
+#[derive(Clone)]
+pub(super) struct Traffic {
+    pub(super) received: IntCounter,
+    pub(super) sent: IntCounter,
+}
 
 /// Moves a socket from the runtime of another thread to the current runtime.
 pub(super) fn adopt(stream: Stream) -> io::Result<Stream> {

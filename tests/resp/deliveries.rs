@@ -1,5 +1,6 @@
 //! AW.TAKE, AW.ACK, AW.NACK and KEEP.
 
+use std::io::Read;
 use std::time::{Duration, Instant};
 
 use crate::support::resp::{Reply, Resp, Taken, line, start};
@@ -113,6 +114,85 @@ fn a_kept_batch_outlives_its_connection_until_it_is_settled_returned_or_overdue(
     let overdue = take(&mut client, "");
     assert_eq!((&overdue.batch, overdue.delivery), (&kept[2].batch, 2));
     assert!(taken_at.elapsed() >= Duration::from_millis(2_500), "{:?}", taken_at.elapsed());
+}
+
+#[test]
+fn batches_are_kept_whatever_follows_in_the_pipeline() {
+    let sidecar = start(&["--tick", "100ms", "--slots", "600"]);
+    let mut other = Resp::to(&sidecar);
+    for (number, (option, behind)) in [
+        ("", vec!["AW.TAKE default KEEP"]),
+        ("", vec!["AW.TAKE default BLOCK 0 KEEP", "PING"]),
+        (" BLOCK 0", vec!["AW.TAKE default KEEP", "AW.TAKE default COUNT 3 KEEP"]),
+        ("", vec!["RESET"]),
+        ("", vec!["RESET", "AW.TAKE default"]),
+        ("", vec!["AW.DEL 5"]),
+        ("", vec!["AW.GET 5", "AW.STATUS", "AW.ADD 6", "QUIT"]),
+        ("", vec!["AW.ACK default 0-1-2-3", "AW.NACK default 0 0-1-2-3", "RESET"]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let takes = 1 + behind
+            .iter()
+            .filter(|command| command.starts_with("AW.TAKE") && command.ends_with("KEEP"))
+            .count();
+        let count = i64::try_from(takes).unwrap();
+        for id in 0..takes {
+            other.ask(&format!("AW.ADD TIMEOUT {} {}", id + 1, number * 10 + id));
+        }
+        wait_until("all are in batches", || {
+            sidecar.group("default").is_some_and(|group| group.outbox_batches == takes as u64)
+        });
+        let mut one_shot = Resp::to(&sidecar);
+        let mut pipeline = line(&format!("AW.TAKE default{option} KEEP"));
+        for command in &behind {
+            pipeline.extend(line(command));
+        }
+        one_shot.send(&pipeline);
+        let mut kept: Vec<String> = Vec::new();
+        for command in std::iter::once("AW.TAKE KEEP").chain(behind.iter().copied()) {
+            let reply = one_shot.receive();
+            if command.ends_with("KEEP") {
+                kept.extend(reply.batches().into_iter().map(|batch| batch.batch));
+            }
+        }
+        assert_eq!(kept.len(), takes, "{behind:?}");
+        drop(one_shot);
+        wait_until("its connection has ended", || sidecar.status().listeners[2].connections == 1);
+        assert_eq!(other.ask("AW.TAKE default COUNT 16"), Reply::Array(Vec::new()), "none went back: {behind:?}");
+        let kept = kept.join(" ");
+        assert_eq!(other.ask(&format!("AW.NACK default 0 {kept}")), Reply::Integer(count), "{behind:?}");
+        assert_eq!(other.ask("AW.TAKE default COUNT 16").batches().len(), takes);
+        assert_eq!(other.ask(&format!("AW.ACK default {kept}")), Reply::Integer(count));
+        sidecar.wait_for_settled("default");
+    }
+}
+
+#[test]
+fn a_batch_whose_reply_was_not_written_is_not_kept() {
+    let sidecar = start(&["--tick", "100ms", "--slots", "600"]);
+    let mut other = Resp::to(&sidecar);
+    other.ask("AW.ADD TIMEOUT 1 1");
+    wait_until("it is in a batch", || sidecar.group("default").is_some_and(|group| group.outbox_batches == 1));
+    let mut unread = Resp::to(&sidecar);
+    // The sockets take no more of the replies to these, of which some wait in the sidecar.
+    let queued = || {
+        let limits = sidecar.status().limits;
+        limits.iter().find(|limit| limit.name == "--max-connection-memory").map_or(0, |limit| limit.used)
+    };
+    while queued() < 1_700_000 {
+        unread.send(&b"COMMAND DOCS\r\n".repeat(50));
+    }
+    unread.send(&line("AW.TAKE default KEEP"));
+    wait_until("it is taken", || sidecar.group("default").is_some_and(|group| group.unacked_batches == 1));
+    // The sidecar can write something, but nothing of the last reply.
+    let before = queued();
+    unread.stream.read_exact(&mut vec![0; 100_000]).unwrap();
+    wait_until("it has written something", || queued() < before);
+    drop(unread);
+    let again = take(&mut other, "");
+    assert_eq!(again.delivery, 2);
 }
 
 #[test]

@@ -289,7 +289,11 @@ impl Usage {
                 self.malformed(&format!("{} is no batch id, which AW.TAKE returned", quoted(argument)))
             })
         };
-        arguments.from(first).map(batch).collect()
+        let mut batches = Vec::with_capacity(count);
+        for argument in arguments.from(first) {
+            batches.push(batch(argument)?);
+        }
+        Ok(batches)
     }
 }
 

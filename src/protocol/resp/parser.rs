@@ -6,6 +6,8 @@
 use std::mem;
 use std::ops::Range;
 
+use super::super::frame::MAX_MESSAGES;
+
 /// The maximum length of a line with a count or a length, such as `*3` or `$12`.
 const MAX_HEADER: usize = 32;
 
@@ -30,9 +32,9 @@ impl Limits {
     /// The limits before a client is admitted.
     pub const GREETING: Limits = Limits { command: 16 * 1_024, argument: 1_100, arguments: 10 };
 
-    /// The limits of an admitted client.
+    /// The limits of an admitted client. The largest command is an AW.ADD with its options.
     pub const ADMITTED: Limits =
-        Limits { command: 2 * 1_024 * 1_024, argument: 4 * 1_024, arguments: 1_024 * 1_024 };
+        Limits { command: 2 * 1_024 * 1_024, argument: 4 * 1_024, arguments: MAX_MESSAGES + 8 };
 }
 
 /// The reason why bytes are not a command.
@@ -191,6 +193,11 @@ impl Parser {
             arguments.clear();
             self.arguments = arguments;
         }
+    }
+
+    /// Returns the memory of the arguments, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.arguments.capacity() * size_of::<Range<usize>>()
     }
 
     /// Returns whether the command that was parsed last is an inline line.
@@ -380,7 +387,7 @@ mod tests {
             (b"*x\r\n", "invalid multibulk length"),
             (b"*\r\n", "invalid multibulk length"),
             (b"*9223372036854775808\r\n", "invalid multibulk length"),
-            (b"*9223372036854775807\r\n", "invalid multibulk length: at most 1048576 arguments are accepted here"),
+            (b"*9223372036854775807\r\n", "invalid multibulk length: at most 32776 arguments are accepted here"),
             (b"*00000000000000000000000000000001\r\n", "invalid multibulk length"),
             (b"*1\r\n$-1\r\n", "invalid bulk length: an argument has at most 4096 bytes here"),
             (b"*1\r\n$4097\r\n", "invalid bulk length: an argument has at most 4096 bytes here"),

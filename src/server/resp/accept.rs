@@ -12,10 +12,10 @@ use crate::metrics::Listener;
 use crate::server::acceptor::Acceptor;
 use crate::server::access::Peer;
 use crate::server::admission::{Admitted, Client, log_refusal};
-use crate::server::buffered_stream::{BufferedStream, IoEvent};
+use crate::server::buffered_stream::BufferedStream;
 use crate::server::credentials::certificate_name;
 use crate::server::session::{CLOSE_TIMEOUT, Session};
-use crate::server::socket::Socket;
+use crate::server::socket::{IoEvent, Socket};
 use crate::server::unauthenticated::Place;
 
 impl Acceptor {

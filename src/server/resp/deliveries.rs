@@ -9,8 +9,9 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
+use super::replies::free_if_empty;
 use crate::core::{BatchId, Delivery as Delivered, GroupName, Refusal};
-use crate::delivery::{Delivery, Subscription};
+use crate::delivery::{Delivery, MEMBER_BYTES, Subscription};
 use crate::protocol::resp::command::{DeliveryCommand, Take, Wait};
 
 /// The commands that wait or run, and the groups of which the connection is a member.
@@ -23,14 +24,35 @@ pub(super) struct Deliveries {
     is_running: bool,
     /// Ends the running AW.TAKE, if it waits. Dropping it has the same effect.
     interrupt: Option<oneshot::Sender<()>>,
-    /// Batches that are to be detached from the connection once their reply is written.
-    to_keep: Vec<(GroupName, Vec<BatchId>)>,
+    to_keep: Option<ToKeep>,
+}
+
+/// Batches that are to be detached from the connection once their reply is written. No command begins before that.
+struct ToKeep {
+    group: GroupName,
+    batches: Vec<BatchId>,
+    /// The number of the reply.
+    number: u64,
+    /// Where the reply ends in the stream of output, once it is queued there.
+    end: Option<u64>,
 }
 
 pub(super) enum QueuedCommand {
     Delivery(DeliveryCommand),
     /// Leaves all groups, for RESET.
     Leave,
+}
+
+impl QueuedCommand {
+    /// Returns the number of batches that the command names.
+    pub(super) fn batches(&self) -> usize {
+        match self {
+            QueuedCommand::Delivery(
+                DeliveryCommand::Ack { batches, .. } | DeliveryCommand::Nack { batches, .. },
+            ) => batches.len(),
+            QueuedCommand::Delivery(DeliveryCommand::Take(_)) | QueuedCommand::Leave => 0,
+        }
+    }
 }
 
 /// The result of a command.
@@ -55,9 +77,11 @@ impl DeliveryReply {
 }
 
 impl Deliveries {
-    /// Returns the number of commands that wait.
-    pub(super) fn waiting(&self) -> usize {
-        self.queue.len()
+    /// Returns the memory of the queue, of the memberships and of the running command, without the batches that the
+    /// commands name.
+    pub(super) fn bytes(&self) -> usize {
+        let members = self.members.len() + usize::from(self.is_running);
+        self.queue.capacity() * size_of::<(u64, QueuedCommand)>() + members * MEMBER_BYTES
     }
 
     /// Adds a command. `number` is the number of its reply.
@@ -67,27 +91,24 @@ impl Deliveries {
 
     /// Ends the waiting of AW.TAKE commands, because another command has arrived.
     pub(super) fn interrupt(&mut self) {
-        if !self.is_running {
-            return;
-        }
         self.interrupt = None;
-        for (_, command) in &mut self.queue {
-            if let QueuedCommand::Delivery(DeliveryCommand::Take(take)) = command {
-                take.wait = None;
-            }
+        // An earlier one was interrupted by this one.
+        if let Some((_, QueuedCommand::Delivery(DeliveryCommand::Take(take)))) = self.queue.back_mut() {
+            take.wait = None;
         }
     }
 
-    /// Begins the next command, unless one runs. Returns its future with the number of its reply. The caller must pass
-    /// the result to [`Deliveries::end`].
+    /// Begins the next command, unless one runs, or batches are to be kept. Returns the number of its reply, the number
+    /// of batches that it names, and its future. The caller must pass the result to [`Deliveries::end`].
     pub(super) fn begin(
         &mut self,
         delivery: &Arc<Delivery>,
-    ) -> Option<(u64, impl Future<Output = DeliveryReply> + Send + use<>)> {
-        if self.is_running {
+    ) -> Option<(u64, usize, impl Future<Output = DeliveryReply> + Send + use<>)> {
+        if self.is_running || self.to_keep.is_some() {
             return None;
         }
         let (number, command) = self.queue.pop_front()?;
+        free_if_empty(&mut self.queue);
         self.is_running = true;
         let (interrupt, interrupted) = oneshot::channel();
         self.interrupt = Some(interrupt);
@@ -99,11 +120,11 @@ impl Deliveries {
             }
             QueuedCommand::Delivery(_) => None,
         };
-        Some((number, run(command, member, interrupted, Arc::clone(delivery))))
+        Some((number, command.batches(), run(command, member, interrupted, Arc::clone(delivery))))
     }
 
-    /// Ends the command that runs. Returns the batches that it took, if it is an AW.TAKE.
-    pub(super) fn end(&mut self, reply: DeliveryReply) -> Result<Outcome, Refusal> {
+    /// Ends the command that runs, whose reply has this number. Returns the batches that it took, if it is an AW.TAKE.
+    pub(super) fn end(&mut self, number: u64, reply: DeliveryReply) -> Result<Outcome, Refusal> {
         (self.is_running, self.interrupt) = (false, None);
         match reply {
             DeliveryReply::Left => Ok(Outcome::Left),
@@ -113,22 +134,37 @@ impl Deliveries {
                     self.members.insert(take.group.clone(), member);
                 }
                 let taken = taken?;
-                if take.keep {
+                if take.keep && !taken.is_empty() {
                     let batches = taken.iter().map(|delivery| delivery.batch.id).collect();
-                    self.to_keep.push((take.group, batches));
+                    self.to_keep = Some(ToKeep { group: take.group, batches, number, end: None });
                 }
                 Ok(Outcome::Taken(taken))
             }
         }
     }
 
-    /// Detaches the batches of AW.TAKE with KEEP, whose replies are written.
-    pub(super) fn keep_written(&mut self) {
-        for (group, batches) in self.to_keep.drain(..) {
-            if let Some(member) = self.members.get(&group) {
-                member.keep(batches);
-            }
+    /// Records that all replies before the one with the number `first` are queued for the socket, where they end at
+    /// `end`.
+    pub(super) fn queued(&mut self, first: u64, end: u64) {
+        if let Some(to_keep) = self.to_keep.as_mut().filter(|to_keep| to_keep.number < first) {
+            to_keep.end.get_or_insert(end);
         }
+    }
+
+    /// Detaches the batches of an AW.TAKE with KEEP, if its reply is written. The socket has taken the output up to
+    /// `written`.
+    pub(super) fn keep_written(&mut self, written: u64) {
+        let is_written = |to_keep: &mut ToKeep| to_keep.end.is_some_and(|end| end <= written);
+        if let Some(ToKeep { group, batches, .. }) = self.to_keep.take_if(is_written)
+            && let Some(member) = self.members.get(&group)
+        {
+            member.keep(batches);
+        }
+    }
+
+    /// Keeps no batches, because the reply with them will never be written.
+    pub(super) fn keep_nothing(&mut self) {
+        self.to_keep = None;
     }
 
     /// Ends the waiting, and leaves the groups: the batches that the connection holds go back. Stays in a group of which
@@ -136,7 +172,7 @@ impl Deliveries {
     pub(super) fn stop(&mut self) {
         self.interrupt();
         let to_keep = &self.to_keep;
-        self.members.retain(|group, _| to_keep.iter().any(|(kept, _)| kept == group));
+        self.members.retain(|group, _| to_keep.as_ref().is_some_and(|to_keep| to_keep.group == *group));
     }
 }
 

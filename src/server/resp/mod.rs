@@ -27,7 +27,7 @@ use tokio::sync::watch;
 use tracing::info;
 
 use self::connection::Connection;
-use self::deliveries::{Deliveries, DeliveryReply, Outcome as DeliveryOutcome};
+use self::deliveries::{Deliveries, DeliveryReply, Outcome as DeliveryOutcome, QueuedCommand};
 use self::greeting::{Greeted, Greeting, refuse_bytes};
 use self::replies::Replies;
 use super::access::Grant;
@@ -62,14 +62,31 @@ pub(super) struct Resp {
     deliveries: Deliveries,
     /// The number of adds and Acks that the store has not answered.
     in_store: usize,
-    /// The AW.GET that wait for the replies before them, with the numbers of their own replies.
-    gets: VecDeque<(u64, Vec<Message>)>,
+    /// The AW.GET and AW.STATUS that wait for the replies before them, with the numbers of their own replies.
+    reads: VecDeque<(u64, Read)>,
     /// When to look again whether Acks wait for a store that is unreachable.
     next_hold: Instant,
     /// Whether a MULTI was refused, so that the commands behind it are refused too.
     refuses_transaction: bool,
     /// The messages of the command that is being parsed.
     messages: Vec<Message>,
+    /// Whether the input has bytes that were not parsed, because too many bytes of replies wait.
+    is_paused: bool,
+}
+
+/// A command that reads, and waits until its reply is the next one.
+enum Read {
+    Get(Vec<Message>),
+    Status,
+}
+
+impl Read {
+    fn messages(&self) -> usize {
+        match self {
+            Read::Get(messages) => messages.len(),
+            Read::Status => 0,
+        }
+    }
 }
 
 /// The result of a command that waited.
@@ -119,7 +136,8 @@ impl Session<Resp> {
             replies: Replies::default(),
             deliveries: Deliveries::default(),
             in_store: 0,
-            gets: VecDeque::new(),
+            reads: VecDeque::new(),
+            is_paused: false,
             refuses_transaction: false,
             messages: Vec::new(),
             next_hold: shared.clock.now(),
@@ -145,15 +163,23 @@ impl Session<Resp> {
 
     /// Queues the replies whose turn has come.
     fn send_due(&mut self) {
-        while self.begin_next_get() {}
-        let due = self.protocol.replies.take_due();
-        if !due.is_empty() {
-            self.before_write();
-            self.stream.write(|_, out| out.extend_from_slice(&due));
+        loop {
+            let due = self.protocol.replies.take_due();
+            if !due.is_empty() {
+                self.before_write();
+                self.stream.write(|_, out| out.extend_from_slice(&due));
+                let first = self.protocol.replies.first();
+                self.protocol.deliveries.queued(first, self.stream.end_of_output());
+            }
+            if !self.begin_next_read() {
+                break;
+            }
         }
-        let (_, bytes) = self.protocol.replies.waiting();
-        let asked: usize = self.protocol.gets.iter().map(|(_, messages)| size_of_val(&messages[..])).sum();
-        self.stream.charge_also(bytes + asked);
+    }
+
+    /// Returns whether the replies of further commands may be queued.
+    fn has_room_for_replies(&self) -> bool {
+        self.stream.has_room() && self.protocol.replies.waiting().1 < self.shared.options.max_queued_bytes
     }
 
     /// Ends the connection, because its bytes are not commands. The error follows all other replies.
@@ -185,21 +211,29 @@ impl Session<Resp> {
         self.reply(|out| reply::refusal(out, refusal));
     }
 
+    /// Queues an AW.TAKE, AW.ACK, AW.NACK or RESET. [`ClientProtocol::resume`] begins it.
+    fn push_delivery(&mut self, command: QueuedCommand) {
+        let number = self.protocol.replies.wait();
+        self.pending.begin(Weight::Queued(command.batches()));
+        self.protocol.deliveries.push(number, command);
+    }
+
     /// Begins the next AW.TAKE, AW.ACK or AW.NACK, if none runs and there is room for its reply.
     fn begin_delivery(&mut self) {
-        if !self.stream.has_room_for_batches() && self.protocol.deliveries.waiting() > 0 {
-            // It begins when the socket has taken more bytes.
+        let (_, bytes) = self.protocol.replies.waiting();
+        if !self.stream.has_room_for_batches() || bytes > self.shared.options.max_queued_bytes / 2 {
             return;
         }
-        if let Some((number, delivery)) = self.protocol.deliveries.begin(&self.shared.delivery) {
-            self.pending.push(Weight::Other(0), async move {
+        if let Some((number, batches, delivery)) = self.protocol.deliveries.begin(&self.shared.delivery) {
+            self.pending.end(Weight::Queued(batches));
+            self.pending.push(Weight::Other(batches), async move {
                 Completed { number, result: CompletedCommand::Delivery(delivery.await) }
             });
         }
     }
 
     fn end_delivery(&mut self, number: u64, reply: DeliveryReply) {
-        match self.protocol.deliveries.end(reply) {
+        match self.protocol.deliveries.end(number, reply) {
             Ok(DeliveryOutcome::Taken(taken)) => self.complete(number, |out| {
                 reply::array(out, taken.len());
                 for delivery in &taken {
@@ -216,7 +250,6 @@ impl Session<Resp> {
         if self.state != State::Serving || self.stream.write_failed {
             self.protocol.deliveries.stop();
         }
-        self.begin_delivery();
     }
 }
 
@@ -311,13 +344,38 @@ impl ClientProtocol for Resp {
     }
 
     fn written(session: &mut Session<Resp>) {
-        if session.stream.is_flushed() {
-            session.protocol.deliveries.keep_written();
-        }
+        session.protocol.deliveries.keep_written(session.stream.written());
         if session.state != State::Serving {
             session.protocol.deliveries.stop();
         }
+        session.send_due();
+    }
+
+    fn resume(session: &mut Session<Resp>) {
+        if session.stream.write_failed {
+            session.protocol.deliveries.keep_nothing();
+        }
+        if session.protocol.is_paused && session.has_room_for_replies() {
+            session.read_commands();
+            if session.stream.has_ended() {
+                Resp::ended(session);
+            }
+        }
         session.begin_delivery();
+    }
+
+    fn ended(session: &mut Session<Resp>) {
+        if session.is_listening() && !session.protocol.is_paused {
+            session.end();
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        self.parser.bytes()
+            + self.messages.capacity() * size_of::<Message>()
+            + self.reads.capacity() * size_of::<(u64, Read)>()
+            + self.replies.bytes()
+            + self.deliveries.bytes()
     }
 
     fn owes_answers(&self) -> bool {

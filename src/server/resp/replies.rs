@@ -14,7 +14,7 @@ pub(super) struct Replies {
     waiting: VecDeque<Reply>,
     /// Replies whose turn has come, and that are not queued for the socket yet.
     due: BytesMut,
-    /// The bytes of the ready replies in `waiting`.
+    /// The memory of the ready replies in `waiting`.
     bytes: usize,
 }
 
@@ -36,9 +36,14 @@ impl Replies {
         self.waiting.is_empty()
     }
 
-    /// Returns the number of replies that wait, and the bytes of those that are ready.
+    /// Returns the number of replies that wait, and the memory of those that are ready.
     pub(super) fn waiting(&self) -> (usize, usize) {
         (self.waiting.len(), self.bytes)
+    }
+
+    /// Returns the memory of all replies that wait.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes + self.waiting.capacity() * size_of::<Reply>()
     }
 
     /// Returns the number of the first reply that waits, or of the next one if none waits.
@@ -69,7 +74,7 @@ impl Replies {
         if place > 0 {
             let mut reply = BytesMut::new();
             encode(&mut reply);
-            self.bytes += reply.len();
+            self.bytes += reply.capacity();
             self.waiting[usize::try_from(place).expect("the number of a reply that waits")] = Reply::Ready(reply);
             return;
         }
@@ -79,9 +84,10 @@ impl Replies {
         while let Some(Reply::Ready(_)) = self.waiting.front() {
             let Some(Reply::Ready(reply)) = self.waiting.pop_front() else { unreachable!("it was just found") };
             self.first += 1;
-            self.bytes -= reply.len();
+            self.bytes -= reply.capacity();
             self.due.extend_from_slice(&reply);
         }
+        free_if_empty(&mut self.waiting);
     }
 
     /// If Acks are first, returns since when they wait, and the number of their messages.
@@ -103,6 +109,16 @@ impl Replies {
     }
 }
 
+/// The largest capacity that an empty queue of a connection keeps.
+const KEPT_CAPACITY: usize = 16;
+
+/// Frees the memory of an empty queue, if it is large.
+pub(super) fn free_if_empty<T>(queue: &mut VecDeque<T>) {
+    if queue.is_empty() && queue.capacity() > KEPT_CAPACITY {
+        *queue = VecDeque::new();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,7 +129,8 @@ mod tests {
         let numbers = [replies.wait(), replies.wait_for_acks(2, Instant::now()), replies.wait()];
         let text = |text: &'static str| move |out: &mut BytesMut| out.extend_from_slice(text.as_bytes());
         replies.complete(numbers[2], text("third "));
-        assert!(replies.take_due().is_empty() && replies.waiting() == (3, 6));
+        assert!(replies.take_due().is_empty() && replies.waiting().0 == 3);
+        assert!((6..100).contains(&replies.waiting().1), "{replies:?}");
         replies.complete(numbers[0], text("first "));
         assert_eq!(&replies.take_due()[..], b"first ");
         assert_eq!(replies.first_acks().unwrap().1, 2);

@@ -10,7 +10,8 @@ use futures_util::FutureExt;
 use super::connection::{Action, Figures, unknown_command};
 use super::deliveries::QueuedCommand;
 use super::greeting::{Greeted, HTTP_REFUSED, is_http};
-use super::{Completed, CompletedCommand, Resp, encode_answer, reply};
+use super::replies::free_if_empty;
+use super::{Completed, CompletedCommand, Read, Resp, encode_answer, reply};
 use crate::core::{Message, Operation, Refusal, RequestBatch, Submitted};
 use crate::protocol::resp::command::{Arguments, Command, Usage};
 use crate::server::pending_requests::Weight;
@@ -28,7 +29,7 @@ impl Session<Resp> {
         let mut batch = BATCH.take().unwrap_or_default();
         let mut input = mem::take(self.stream.input());
         let mut begin = 0;
-        while self.is_listening() {
+        while self.is_listening() && self.has_room_for_replies() {
             match self.protocol.parser.parse(&input[begin..]) {
                 Ok(None) => break,
                 Ok(Some(length)) => {
@@ -47,6 +48,8 @@ impl Session<Resp> {
         self.submit_batch(&mut batch, now);
         BATCH.set(Some(batch));
         input.advance(begin);
+        self.protocol.is_paused = !input.is_empty() && !self.has_room_for_replies();
+        self.keep_alive.expect_rest(!input.is_empty() && !self.protocol.is_paused);
         self.stream.return_input(input);
     }
 
@@ -132,23 +135,45 @@ impl Session<Resp> {
     }
 
     /// Begins an AW.GET once the store has answered all adds and Acks before it, so that it sees what they did.
-    fn begin_get(&mut self, messages: Vec<Message>) {
-        let number = self.protocol.replies.wait();
-        if self.protocol.in_store == 0 {
-            self.read_states(number, messages);
-        } else {
-            self.protocol.gets.push_back((number, messages));
+    fn begin_get(&mut self, mut messages: Vec<Message>) {
+        if self.protocol.in_store > 0 {
+            messages.shrink_to_fit();
+            return self.push_read(Read::Get(messages));
         }
+        let number = self.protocol.replies.wait();
+        self.read_states(number, messages);
         self.send_due();
     }
 
-    /// Begins the AW.GET whose reply is the next one, if there is one. Returns whether it is complete.
-    pub(super) fn begin_next_get(&mut self) -> bool {
+    /// Queues a command until its reply is the next one. So one connection has at most one status in memory.
+    fn push_read(&mut self, read: Read) {
+        let number = self.protocol.replies.wait();
+        self.pending.begin(Weight::Queued(read.messages()));
+        self.protocol.reads.push_back((number, read));
+        self.send_due();
+    }
+
+    /// Begins the AW.GET or AW.STATUS whose reply is the next one, if there is one and the output has room. Returns
+    /// whether it is complete.
+    pub(super) fn begin_next_read(&mut self) -> bool {
         let first = self.protocol.replies.first();
-        if self.protocol.gets.front().is_none_or(|(number, _)| *number != first) {
+        let is_next = self.protocol.reads.front().is_some_and(|(number, _)| *number == first);
+        if !is_next || !self.stream.has_room() {
             return false;
         }
-        self.protocol.gets.pop_front().is_some_and(|(number, messages)| self.read_states(number, messages))
+        let Some((number, read)) = self.protocol.reads.pop_front() else { return false };
+        free_if_empty(&mut self.protocol.reads);
+        self.pending.end(Weight::Queued(read.messages()));
+        match read {
+            Read::Get(messages) => self.read_states(number, messages),
+            Read::Status => {
+                let admission = Arc::clone(&self.protocol.admission);
+                self.pending.push(Weight::Other(0), async move {
+                    Completed { number, result: CompletedCommand::Status(admission.status().await) }
+                });
+                false
+            }
+        }
     }
 
     /// Reads the state of messages for the reply with this number. Returns whether the store has answered already.
@@ -169,18 +194,13 @@ impl Session<Resp> {
         let command = match command {
             Command::Requests(_) | Command::Get => unreachable!("they are begun elsewhere"),
             Command::Status => {
-                let (number, admission) = (self.protocol.replies.wait(), Arc::clone(&self.protocol.admission));
-                self.pending.push(Weight::Other(0), async move {
-                    Completed { number, result: CompletedCommand::Status(admission.status().await) }
-                });
+                self.push_read(Read::Status);
                 return Ok(());
             }
             Command::Delivery(command) => QueuedCommand::Delivery(command),
         };
         self.grant.check(Right::Consume)?;
-        let number = self.protocol.replies.wait();
-        self.protocol.deliveries.push(number, command);
-        self.begin_delivery();
+        self.push_delivery(command);
         Ok(())
     }
 
@@ -233,9 +253,7 @@ impl Session<Resp> {
             Action::Reset => {
                 self.protocol.refuses_transaction = false;
                 self.protocol.connection.reset();
-                let number = self.protocol.replies.wait();
-                self.protocol.deliveries.push(number, QueuedCommand::Leave);
-                self.begin_delivery();
+                self.push_delivery(QueuedCommand::Leave);
             }
             Action::Unknown => {
                 self.reply(|to| reply::error(to, &unknown_command(arguments)));
