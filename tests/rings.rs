@@ -143,7 +143,7 @@ async fn a_part_refused_makes_the_outcome_unknown_and_a_refusal_of_all_is_passed
     let refusal = rings.add_new_msg(add(&part), now).await.unwrap_err();
     assert_eq!(refusal.reason, Reason::StoreTimeout);
     assert_eq!(refusal.reason.promise(), Promise::OutcomeUnknown);
-    for words in ["1 of 2 rings", "--max-in-flight", "repeat it, which is safe"] {
+    for words in ["1 of 2 rings", "--max-in-flight", "repeat it, but no add of messages that were acknowledged"] {
         assert!(refusal.text.contains(words), "{refusal}");
     }
     assert_eq!((in_flight(&seats[0], now).await, in_flight(&seats[1], now).await), (2, 0));

@@ -8,6 +8,11 @@ use super::address::Address;
 use crate::core::{Promise, Reason};
 use crate::protocol::frame;
 
+/// The remedy for a request whose outcome is unknown. A repeated add takes a message into flight again whose
+/// acknowledgement came in between.
+const REPEAT: &str =
+    "it may have been applied; repeat it, but no add of messages that were acknowledged meanwhile";
+
 /// The error of a failed call. [`promise`](ClientError::promise) says whether the request may have been applied.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -30,9 +35,7 @@ pub enum ClientError {
     TokenFile(Arc<io::Error>),
 
     /// The connection was lost, and the request may have been written before.
-    #[error(
-        "the connection to {address} was lost before the answer came ({cause}): repeating the request is safe"
-    )]
+    #[error("the connection to {address} was lost before the answer came ({cause}): {REPEAT}")]
     ConnectionLost {
         /// The address of the server.
         address: Address,
@@ -41,7 +44,7 @@ pub enum ClientError {
     },
 
     /// There was no connection until the request timed out, so the request was not sent.
-    #[error("not connected to {address} for {waited:?} ({cause}): nothing was sent, try again later or elsewhere")]
+    #[error("not connected to {address} for {waited:?} ({cause}): nothing was sent, try again later")]
     NotConnected {
         /// The address of the server.
         address: Address,
@@ -107,7 +110,7 @@ impl ClientError {
         }
     }
 
-    /// Returns whether the same request can succeed later, or at another sidecar.
+    /// Returns whether the same request can succeed later, or at another sidecar of the same store.
     pub fn is_retryable(&self) -> bool {
         match self {
             ClientError::Refused(error) => error.retryable,
@@ -142,5 +145,5 @@ fn word(error: &frame::Error) -> String {
 }
 
 fn sent(written: bool) -> &'static str {
-    if written { "it may have been applied, repeating it is safe" } else { "it was not sent, try again later" }
+    if written { REPEAT } else { "it was not sent, try again later" }
 }

@@ -124,8 +124,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Fails if the ack timeout is 0 ticks. For other failures see [`ClientError`]. Repeating the call is safe: a
-    /// message that is already in flight gets a new deadline.
+    /// Fails if the ack timeout is 0 ticks. For other failures see [`ClientError`]. If the call is repeated, a message
+    /// that is in flight gets a new deadline. A message that was acknowledged meanwhile is added again: do not repeat it.
     pub async fn add_new_msg(
         &self,
         messages: &[Message],

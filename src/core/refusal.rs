@@ -2,8 +2,8 @@
 //!
 //! A refusal has a reason, and a sentence for the reader. Each reason has a code, a word and a promise. The code is
 //! the `status` of an Error frame of the protocol. The word is the `reason` label of the metric
-//! `ackwheel_refusals_total`. The promise is one of two: nothing was applied, or the outcome is unknown and repeating
-//! the request is safe. docs/PROTOCOL.md lists all codes.
+//! `ackwheel_refusals_total`. The promise is one of two: nothing was applied, or the outcome is unknown.
+//! docs/PROTOCOL.md lists all codes.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -13,7 +13,8 @@ use std::fmt;
 pub enum Promise {
     /// No part of the request was applied.
     NotApplied,
-    /// The request may have been applied wholly, in part, or not at all. Repeating the request is safe.
+    /// The request may have been applied wholly, in part, or not at all. It can be repeated, except an add whose
+    /// messages were acknowledged meanwhile: they would be in flight again.
     OutcomeUnknown,
 }
 
@@ -35,7 +36,7 @@ macro_rules! reasons {
                 match self { $(Reason::$name => $label,)+ }
             }
 
-            /// Returns whether the same request can succeed later or at another sidecar.
+            /// Returns whether the same request can succeed later or at another sidecar of the same store.
             pub const fn retryable(self) -> bool {
                 match self { $(Reason::$name => $retryable,)+ }
             }
@@ -189,7 +190,8 @@ pub(crate) fn merge_refusals(asked: usize, parts: &str, mut refusals: Vec<Refusa
         return Some(refusal.clone());
     }
     let text = format!(
-        "only {} of {asked} {parts} applied the request; repeat it, which is safe; one refusal says: {first}",
+        "only {} of {asked} {parts} applied the request; repeat it, but no add of messages that were acknowledged \
+         meanwhile; one refusal says: {first}",
         asked - refusals.len()
     );
     Some(Refusal::new(Reason::StoreTimeout, text))

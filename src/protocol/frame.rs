@@ -312,7 +312,7 @@ pub struct Error {
     pub code: u16,
     /// Whether the server promises that it applied nothing.
     pub promise: Promise,
-    /// Whether the same request can succeed later or at another server.
+    /// Whether the same request can succeed later or at another server of the same store.
     pub retryable: bool,
     /// The error text for humans.
     pub text: String,

@@ -110,8 +110,8 @@ impl Server {
         if stall_aware_timeout(timeout, self.sessions.wait()).await.is_none() && !self.unanswered.is_empty() {
             warn!(
                 connections = self.unanswered.len(),
-                "some connections did not take their last answers in time and are closed: their clients repeat all \
-                 requests without an answer, at another sidecar or after the restart"
+                "some connections did not take their last answers in time and are closed: their clients repeat \
+                 requests without an answer after the restart or, with Redis, at another sidecar"
             );
         }
     }

@@ -77,7 +77,7 @@ class AckwheelError(Exception):
 class Client:
     """A connection to a sidecar, with a subscription if a group is named. For use in one event loop."""
 
-    draining = False  # The server said GoAway: add elsewhere; this client stays for its last batches.
+    draining = False  # The server said GoAway and takes no more adds; this client stays for its last batches.
     connections = 0  # how many were made
     slots, tick_ms, max_messages, _ping_interval = 0xFFFF, 1_000, 32_768, 5.0  # until the server says its own
 

@@ -59,7 +59,7 @@ mod flag {
     pub(super) const HELD: u8 = 0x01;
     /// Any part of the request may have been applied.
     pub(super) const OUTCOME_UNKNOWN: u8 = 0x01;
-    /// The same request can succeed later or at another server.
+    /// The same request can succeed later or at another server of the same store.
     pub(super) const RETRYABLE: u8 = 0x02;
 
     /// Returns the flags that frames of this type may have.
