@@ -67,18 +67,26 @@ fn a_ring_without_a_leader_fails() {
 }
 
 #[test]
-fn a_group_with_batches_and_without_a_subscriber_fails() {
+fn a_group_with_batches_and_without_a_subscriber_is_a_warning_until_they_are_old() {
     let sidecar = Sidecar::start(&["--tick", "100ms", "--slots", "5"]);
+    sidecar.connect().subscribed("audit");
     sidecar.run(&["add", "--ack-timeout-ticks", "1", "7"]).output();
-    wait_until("it timed out", || sidecar.group("default").is_some_and(|group| group.outbox_batches == 1));
-    let (code, found) = check(&sidecar, &[]);
-    assert_eq!((code, found.len()), (1, 1), "{found:?}");
-    assert_found(
-        &found,
-        "fail",
-        "groups",
-        &["group default has 1 batches and no subscriber", "start its consumers"],
-    );
+    let is_old = |group: ackwheel::admin::status::GroupReport| group.oldest_seconds > 0.1;
+    wait_until("it timed out", || ["default", "audit"].iter().all(|name| sidecar.group(name).is_some_and(is_old)));
+    for (flags, code, level) in [(&[][..], 0, "warn"), (&["--max-batch-age", "100ms"], 1, "fail")] {
+        let (exited, found) = check(&sidecar, flags);
+        assert_eq!((exited, found.len()), (code, 2), "{found:?}");
+        for group in ["default", "audit"] {
+            let words = format!("group {group} has 1 batch and no subscriber");
+            assert_found(&found, level, "groups", &[&words, "start its consumers"]);
+        }
+        // The advice works: `default` cannot be deleted.
+        let advised: Vec<&str> =
+            found.iter().filter_map(|one| one[3].split_once(": ackwheel ")).map(|one| one.1).collect();
+        assert_eq!(advised, ["group delete audit"], "{found:?}");
+    }
+    sidecar.run(&["group", "delete", "audit"]).output();
+    assert_eq!(check(&sidecar, &[]).1.len(), 1, "the group is not named any more");
 }
 
 #[test]
@@ -104,7 +112,7 @@ fn a_storm_fails() {
     sidecar.wait_for_settled("default");
     let (code, found) = check(&sidecar, &[]);
     assert_eq!((code, found.len()), (1, 1), "{found:?}");
-    assert_found(&found, "fail", "last minutes", &["1 ticks were storms", "before marking clients offline"]);
+    assert_found(&found, "fail", "last minutes", &["1 tick was a storm", "before marking clients offline"]);
 }
 
 #[test]
@@ -146,7 +154,12 @@ fn a_wrong_token_fails_and_is_counted_as_a_refusal() {
     let (code, found) = check(&sidecar, &["--token-file", &wrong]);
     assert_eq!((code, found.len()), (1, 2), "{found:?}");
     assert_found(&found, "fail", "connection", &["unauthorized", "correct --token-file"]);
-    assert_found(&found, "warn", "last minutes", &["1 requests or connections were refused", "unauthorized"]);
+    assert_found(
+        &found,
+        "warn",
+        "last minutes",
+        &["1 request or connection was refused", "unauthorized", "--token-file"],
+    );
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::sync::mpsc::Receiver;
 use std::time::Instant;
 
-use crate::support::process::{Process, lines};
+use crate::support::process::{Process, assert_names, lines};
 use crate::support::sidecar::Sidecar;
 use crate::support::{PATIENCE, wait_until};
 
@@ -94,4 +94,7 @@ fn every_command_of_the_readme_does_what_is_shown() {
         }
     }
     assert!(run >= 5, "only {run} commands were run: the test is blind");
+    // The session leaves a batch without a consumer, which is not a failure yet.
+    let checked = sidecar.expect("the session starts a sidecar").run(&["check"]);
+    assert_names(checked.output(), &["warn  groups: group default has 1 batch and no subscriber"]);
 }

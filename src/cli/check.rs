@@ -18,6 +18,7 @@ use crate::admin::status::StatusReport;
 use crate::bench;
 use crate::client::{Client, ClientError, ClientOptions};
 use crate::clock::Clock;
+use crate::core::Reason;
 
 /// Check a sidecar: what is wrong, and what to do
 ///
@@ -109,15 +110,11 @@ impl Check {
             }
             Err(error) => {
                 let text = format!("no login over RESP at {address}: {error}");
-                failed(
-                    "resp",
-                    &text,
-                    if matches!(error.code(), Some("WRONGPASS" | "NOAUTH")) {
-                        "correct --token-file"
-                    } else {
-                        REMEDY
-                    },
-                )
+                let reason = match error.code() {
+                    Some("WRONGPASS" | "NOAUTH") => Some(Reason::Unauthorized),
+                    code => code.and_then(|code| Reason::from_word(&code.to_lowercase())),
+                };
+                failed("resp", &text, reason.map_or(REMEDY, Reason::remedy))
             }
         })
     }
@@ -182,7 +179,7 @@ fn connection_remedy(error: &ClientError, text: &str) -> &'static str {
         _ if text.contains("certificate") => {
             "renew the certificate, or correct --tls-ca and the client certificate"
         }
-        ClientError::Refused(_) => "correct --token-file or the limit that the sidecar names",
+        ClientError::Refused(refused) => refused.reason().map_or("update this program", Reason::remedy),
         ClientError::TokenFile(_) => "correct --token-file",
         _ => "is the sidecar running at --addr, and does --tls-ca match its --tls-cert?",
     }

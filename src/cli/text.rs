@@ -18,6 +18,11 @@ pub(super) fn whole(number: u64) -> String {
     HumanCount(number).to_string()
 }
 
+/// Formats a count with the words that follow it: `one` after 1, `many` after any other count.
+pub(super) fn counted(count: u64, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
+}
+
 /// Formats a duration in one unit, rounded down, such as 9.9s, 59m or 2d.
 pub(super) fn span(duration: Duration) -> String {
     match duration.as_secs() {

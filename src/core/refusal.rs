@@ -19,7 +19,7 @@ pub enum Promise {
 }
 
 macro_rules! reasons {
-    ($($(#[doc = $doc:literal])+ $name:ident = $code:literal, $label:literal, $retryable:expr;)+) => {
+    ($($(#[doc = $doc:literal])+ $name:ident = $code:literal, $label:literal, $retryable:expr, $remedy:expr;)+) => {
         /// The reason why a request was refused or a connection was closed.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u16)]
@@ -40,6 +40,11 @@ macro_rules! reasons {
             pub const fn retryable(self) -> bool {
                 match self { $(Reason::$name => $retryable,)+ }
             }
+
+            /// Returns what an operator can do about refusals of this reason.
+            pub const fn remedy(self) -> &'static str {
+                match self { $(Reason::$name => $remedy,)+ }
+            }
         }
     };
 }
@@ -47,73 +52,77 @@ macro_rules! reasons {
 const RETRYABLE: bool = true;
 const FINAL: bool = false;
 
+const NO_CLIENT: &str = "a probe, a port scan, or a client of another protocol? point probes at /livez";
+const CLIENT: &str = "correct the client, or update the older one; --log debug shows each refusal";
+const STORE: &str = "repair the store (Redis, or the disk of --journal): the log names the fault";
+
 reasons! {
     /// The bytes are not a frame: the stated length is shorter than a frame head.
-    MalformedFrame = 1, "malformed_frame", FINAL;
+    MalformedFrame = 1, "malformed_frame", FINAL, NO_CLIENT;
     /// The frame is longer than the server accepts.
-    FrameTooLarge = 2, "frame_too_large", FINAL;
+    FrameTooLarge = 2, "frame_too_large", FINAL, NO_CLIENT;
     /// The first frame was not Hello.
-    HelloExpected = 3, "hello_expected", FINAL;
+    HelloExpected = 3, "hello_expected", FINAL, NO_CLIENT;
     /// No Hello arrived in time.
-    HelloTimeout = 4, "hello_timeout", RETRYABLE;
+    HelloTimeout = 4, "hello_timeout", RETRYABLE, NO_CLIENT;
     /// Hello does not begin with the magic bytes of the protocol, or its body is malformed.
-    BadHello = 5, "bad_hello", FINAL;
+    BadHello = 5, "bad_hello", FINAL, NO_CLIENT;
     /// Server and client have no protocol version in common.
-    UnsupportedVersion = 6, "unsupported_version", FINAL;
+    UnsupportedVersion = 6, "unsupported_version", FINAL, "update the older one of client and sidecar";
     /// The token is missing or wrong.
-    Unauthorized = 7, "unauthorized", FINAL;
+    Unauthorized = 7, "unauthorized", FINAL, "correct --token-file of the client: the sidecar does not have its token";
     /// The server has reached its limit of connections.
-    TooManyConnections = 8, "too_many_connections", RETRYABLE;
+    TooManyConnections = 8, "too_many_connections", RETRYABLE, "share connections, or raise --max-connections";
     /// The peer sent nothing for two ping intervals.
-    PeerSilent = 9, "silent", RETRYABLE;
+    PeerSilent = 9, "silent", RETRYABLE, "look for clients that were frozen or unreachable, or answer no Pings";
     /// The peer did not read what was sent to it.
-    SlowReader = 10, "slow_reader", RETRYABLE;
+    SlowReader = 10, "slow_reader", RETRYABLE, "let clients read while they send, or ask for less credit";
     /// The TLS handshake failed or took too long.
-    TlsHandshake = 11, "tls_handshake", FINAL;
+    TlsHandshake = 11, "tls_handshake", FINAL, "does the client use TLS and trust --tls-cert? see the log";
     /// The address of the peer sent too many wrong tokens.
-    TooManyAttempts = 12, "too_many_attempts", RETRYABLE;
+    TooManyAttempts = 12, "too_many_attempts", RETRYABLE, "correct --token-file of the client that the log names";
     /// The sidecar is starting, and its store is not open yet.
-    Starting = 13, "starting", RETRYABLE;
+    Starting = 13, "starting", RETRYABLE, "wait until the store is open, or look at it and at the log";
     /// The buffers of all connections have reached their limit, and those of this connection were the largest.
-    ConnectionMemory = 14, "connection_memory", RETRYABLE;
+    ConnectionMemory = 14, "connection_memory", RETRYABLE, "find clients that do not read, or raise the limit";
 
     /// This version does not know the type of the frame.
-    UnknownType = 32, "unknown_type", FINAL;
+    UnknownType = 32, "unknown_type", FINAL, CLIENT;
     /// The body of the frame does not have the layout of its type.
-    MalformedRequest = 33, "malformed_request", FINAL;
+    MalformedRequest = 33, "malformed_request", FINAL, CLIENT;
     /// The frame has no message, or more messages than a frame may have.
-    BadCount = 34, "bad_count", FINAL;
+    BadCount = 34, "bad_count", FINAL, CLIENT;
     /// The ack timeout has more ticks than the ring has slots.
-    BadAckTimeout = 35, "bad_ack_timeout", FINAL;
+    BadAckTimeout = 35, "bad_ack_timeout", FINAL, "let the client ask for at most as many ticks as --slots";
     /// The text is not a group name, or it names the default group where that is not allowed.
-    BadGroupName = 36, "bad_group_name", FINAL;
+    BadGroupName = 36, "bad_group_name", FINAL, "use 1 to 64 of A-Z a-z 0-9 _ . - as a name; default cannot be deleted";
     /// The limit of groups is reached.
-    TooManyGroups = 37, "too_many_groups", RETRYABLE;
+    TooManyGroups = 37, "too_many_groups", RETRYABLE, "use fewer: ackwheel group list shows those without subscriber";
     /// No group has this name.
-    UnknownGroup = 38, "unknown_group", FINAL;
+    UnknownGroup = 38, "unknown_group", FINAL, "correct the name: ackwheel group list shows all";
     /// The group has subscribers, so it cannot be deleted.
-    GroupInUse = 39, "group_in_use", RETRYABLE;
+    GroupInUse = 39, "group_in_use", RETRYABLE, "stop its subscribers at all sidecars, and wait a minute";
     /// The connection has a subscription already.
-    AlreadySubscribed = 40, "already_subscribed", FINAL;
+    AlreadySubscribed = 40, "already_subscribed", FINAL, CLIENT;
     /// The connection has no subscription, so it cannot acknowledge batches.
-    NotSubscribed = 41, "not_subscribed", FINAL;
+    NotSubscribed = 41, "not_subscribed", FINAL, CLIENT;
     /// The credit is 0 or above the limit of the server.
-    BadCredit = 42, "bad_credit", FINAL;
+    BadCredit = 42, "bad_credit", FINAL, CLIENT;
     /// The token of the connection does not have the right that the request needs.
-    NotPermitted = 43, "not_permitted", FINAL;
+    NotPermitted = 43, "not_permitted", FINAL, "in --token-file, give the token of the client the right that it needs";
 
     /// The limit of messages in flight is reached.
-    MaxInFlight = 64, "max_in_flight", RETRYABLE;
+    MaxInFlight = 64, "max_in_flight", RETRYABLE, "find out whether Acks are missing, or raise --max-in-flight";
     /// The sidecar is draining and takes no new messages.
-    Draining = 65, "draining", RETRYABLE;
+    Draining = 65, "draining", RETRYABLE, "start the sidecar again: clients repeat these requests then";
     /// The store is known to be unreachable.
-    StoreUnreachable = 66, "store_away", RETRYABLE;
+    StoreUnreachable = 66, "store_away", RETRYABLE, STORE;
     /// The store did not answer.
-    StoreTimeout = 67, "store_silent", RETRYABLE;
+    StoreTimeout = 67, "store_silent", RETRYABLE, STORE;
     /// The store is unreachable, and the limit of acknowledgements that wait for it is reached.
-    MaxHeldAcks = 68, "max_held_acks", RETRYABLE;
+    MaxHeldAcks = 68, "max_held_acks", RETRYABLE, STORE;
     /// The connection holds as many messages as it may have unacknowledged.
-    MaxUnacked = 69, "max_unacked", RETRYABLE;
+    MaxUnacked = 69, "max_unacked", RETRYABLE, "let consumers settle what they took: AW.ACK or AW.NACK";
 }
 
 impl Reason {
@@ -125,6 +134,11 @@ impl Reason {
     /// Returns the reason with this number, or `None` if this version does not know the number.
     pub fn from_code(code: u16) -> Option<Reason> {
         Reason::ALL.iter().copied().find(|reason| reason.code() == code)
+    }
+
+    /// Returns the reason with this word, or `None` if this version does not know the word.
+    pub fn from_word(word: &str) -> Option<Reason> {
+        Reason::ALL.iter().copied().find(|reason| reason.as_str() == word)
     }
 
     /// Returns the promise about the rejected request.
@@ -202,10 +216,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_ascend_and_lead_back_to_their_reasons() {
+    fn codes_ascend_and_lead_back_as_words_do_to_their_reasons() {
         assert!(Reason::ALL.is_sorted_by(|a, b| a.code() < b.code()));
         for reason in Reason::ALL {
             assert_eq!(Reason::from_code(reason.code()), Some(*reason));
+            assert_eq!(Reason::from_word(reason.as_str()), Some(*reason));
         }
         assert_eq!(Reason::from_code(0), None, "0 is the status of success");
     }

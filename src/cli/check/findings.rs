@@ -7,8 +7,8 @@ use serde::Serialize;
 
 use crate::admin::status::{GroupReport, StatusReport};
 use crate::cli::status::stands_still;
-use crate::cli::text::{span, span_of_seconds};
-use crate::core::JournalStatus;
+use crate::cli::text::{counted, span, span_of_seconds};
+use crate::core::{GroupName, JournalStatus, Reason};
 
 /// The time before the expiry of a certificate at which a warning begins.
 const EXPIRES_SOON: u64 = 14 * 24 * 3_600;
@@ -70,12 +70,12 @@ pub(super) fn findings(report: &StatusReport, max_batch_age: Duration, now: u64)
         (
             "rings",
             rings(report),
-            format!("all {} rings are led, and their pointers are on time", report.rings.len()),
+            counted(report.rings.len() as u64, "ring is led and on time", "rings are led and on time"),
         ),
         (
             "groups",
             groups(report, max_batch_age),
-            format!("no batch of {} groups waits too long", report.groups.len()),
+            format!("no batch of {} waits too long", counted(report.groups.len() as u64, "group", "groups")),
         ),
         ("last minutes", last_minutes(report), String::from("no storm and no refusal")),
         ("limits", limits(report), format!("no limit is used to more than {NEAR_LIMIT} %")),
@@ -124,7 +124,8 @@ fn store(report: &StatusReport) -> Vec<Finding> {
     }
     let refusals = report.last_minutes.out_of_memory;
     if refusals > 0 {
-        let text = format!("Redis was out of memory {refusals} times in the last minutes, and adds were refused");
+        let times = counted(refusals, "time", "times");
+        let text = format!("Redis was out of memory {times} in the last minutes, and adds were refused");
         found.push(Finding::fail("redis", text, "raise maxmemory of Redis, or start consumers"));
     }
     found
@@ -136,14 +137,12 @@ fn journal(journal: &JournalStatus) -> Finding {
         return Finding::fail("journal", text, "look at the log, and at the disk of --journal");
     }
     if journal.damaged > 0 {
-        let text = format!(
-            "{} parts of the journal were damaged at the start, and their messages are lost",
-            journal.damaged
-        );
+        let damaged = counted(journal.damaged, "part of the journal was", "parts of the journal were");
+        let text = format!("{damaged} damaged at the start, and the messages there are lost");
         return Finding::warn("journal", text, "look at the log for the places, and check the disk of --journal");
     }
     if journal.errors > 0 {
-        let text = format!("{} writes or syncs failed since the start", journal.errors);
+        let text = counted(journal.errors, "write or sync", "writes or syncs") + " failed since the start";
         return Finding::warn("journal", text, "check the disk of --journal");
     }
     Finding::ok("journal", format!("the journal is written, and takes {} MB", journal.log_bytes / 1_000_000))
@@ -174,9 +173,8 @@ fn rings(report: &StatusReport) -> Vec<Finding> {
     if found.is_empty() && report.rings.iter().any(|ring| !ring.leads) {
         let leaders: BTreeSet<&str> = report.rings.iter().filter_map(|ring| ring.leader.as_deref()).collect();
         let leaders: Vec<&str> = leaders.into_iter().collect();
-        let text =
-            format!("all {} rings are led and on time; leaders: {}", report.rings.len(), leaders.join(", "));
-        found.push(Finding::ok("rings", text));
+        let text = counted(report.rings.len() as u64, "ring is led and on time", "rings are led and on time");
+        found.push(Finding::ok("rings", format!("{text}; leaders: {}", leaders.join(", "))));
     }
     found
 }
@@ -185,11 +183,14 @@ fn groups(report: &StatusReport, max_batch_age: Duration) -> Vec<Finding> {
     let problem = |group: &GroupReport| {
         let GroupReport { group, subscribers, outbox_batches, oldest_seconds, .. } = group;
         let is_old = *oldest_seconds > max_batch_age.as_secs_f64();
-        let age = span_of_seconds(*oldest_seconds);
+        let (age, batches) = (span_of_seconds(*oldest_seconds), counted(*outbox_batches, "batch", "batches"));
         // In Redis, the group may have subscribers at other sidecars.
         if *outbox_batches > 0 && *subscribers == 0 && (report.store == "memory" || is_old) {
-            let text = format!("group {group} has {outbox_batches} batches and no subscriber here; oldest {age}");
-            Some(Finding::fail("groups", text, "start its consumers, or delete it: ackwheel group delete"))
+            let text = format!("group {group} has {batches} and no subscriber here; oldest {age}");
+            let delete = format!(", or if nobody reads it any more: ackwheel group delete {group}");
+            let remedy = format!("start its consumers{}", if group == GroupName::DEFAULT { "" } else { &delete });
+            let level = if is_old { Level::Fail } else { Level::Warn };
+            Some(Finding { level, subject: "groups", text, remedy })
         } else if *outbox_batches > 0 && is_old {
             let text = format!("group {group} has not acknowledged a batch for {age}");
             Some(Finding::fail("groups", text, "look at its consumers: do they acknowledge?"))
@@ -205,13 +206,16 @@ fn last_minutes(report: &StatusReport) -> Vec<Finding> {
     let mut found = Vec::new();
     let window = span_of_seconds(minutes.seconds);
     if minutes.storms > 0 {
-        let text = format!("{} ticks were storms in the last {window}", minutes.storms);
+        let storms = counted(minutes.storms, "tick was a storm", "ticks were storms");
+        let text = format!("{storms} in the last {window}");
         let remedy = "look for a fault between clients and logic nodes before marking clients offline";
         found.push(Finding::fail("last minutes", text, remedy));
     }
     for (reason, count) in &minutes.refusals {
-        let text = format!("{count} requests or connections were refused in the last {window}: {reason}");
-        found.push(Finding::warn("last minutes", text, "see this reason in docs/PROTOCOL.md"));
+        let refused = counted(*count, "request or connection was", "requests or connections were");
+        let text = format!("{refused} refused in the last {window}: {reason}");
+        let remedy = Reason::from_word(reason).map_or("see this reason in docs/PROTOCOL.md", Reason::remedy);
+        found.push(Finding::warn("last minutes", text, remedy));
     }
     found
 }
@@ -223,7 +227,11 @@ fn limits(report: &StatusReport) -> Vec<Finding> {
         .filter(|one| u128::from(one.used) * 100 > u128::from(one.limit) * u128::from(NEAR_LIMIT));
     near.map(|one| {
         let text = format!("{} is at {} of {}", one.name, one.used, one.limit);
-        let remedy = "raise the limit, or find out what uses it";
+        let remedy = match &*one.name {
+            "groups" => Reason::TooManyGroups.remedy(),
+            "open files" => "raise the limit of open files (LimitNOFILE, ulimit -n), and restart the sidecar",
+            _ => "raise the limit, or find out what uses it",
+        };
         if one.used >= one.limit {
             Finding::fail("limits", text, remedy)
         } else {
@@ -334,19 +342,84 @@ mod tests {
     }
 
     #[test]
-    fn a_group_is_named_if_its_batches_are_old_or_nobody_takes_them() {
-        for (store, subscribers, outbox_batches, oldest_seconds, is_named) in [
-            ("memory", 0, 0, 0.0, false),
-            ("memory", 0, 1, 0.0, true),
-            ("redis", 0, 1, 0.0, false),
-            ("redis", 0, 1, 61.0, true),
-            ("memory", 1, 1, 60.0, false),
-            ("memory", 1, 1, 61.0, true),
+    fn a_group_fails_if_its_batches_are_old_and_is_a_warning_if_nobody_takes_them() {
+        for (store, subscribers, outbox_batches, oldest_seconds, level) in [
+            ("memory", 0, 0, 0.0, None),
+            ("memory", 0, 1, 0.0, Some(Level::Warn)),
+            ("memory", 0, 1, 60.0, Some(Level::Warn)),
+            ("memory", 0, 1, 60.1, Some(Level::Fail)),
+            ("redis", 0, 1, 60.0, None),
+            ("redis", 0, 1, 60.1, Some(Level::Fail)),
+            ("memory", 1, 1, 60.0, None),
+            ("memory", 1, 1, 60.1, Some(Level::Fail)),
         ] {
-            let group = String::from("default");
-            let group = GroupReport { group, subscribers, outbox_batches, unacked_batches: 0, oldest_seconds };
-            let report = StatusReport { store: String::from(store), groups: vec![group], ..healthy() };
-            assert_eq!(problems(&report) == [(Level::Fail, "groups")], is_named, "{report:?}");
+            for group in ["default", "audit"].map(String::from) {
+                let group = GroupReport { group, subscribers, outbox_batches, unacked_batches: 0, oldest_seconds };
+                let report = StatusReport { store: String::from(store), groups: vec![group], ..healthy() };
+                let found = problems(&report);
+                assert_eq!(found.first().map(|(level, _)| *level), level, "{report:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn only_a_group_that_can_be_deleted_is_told_to_be_and_by_its_name() {
+        let remedy_for = |group: &str| {
+            let group = GroupReport {
+                group: group.to_owned(),
+                subscribers: 0,
+                outbox_batches: 1,
+                unacked_batches: 0,
+                oldest_seconds: 61.0,
+            };
+            let report = StatusReport { groups: vec![group], ..healthy() };
+            let found = findings(&report, Duration::from_secs(60), NOW);
+            found.into_iter().find(|one| one.level == Level::Fail).expect("it is old").remedy
+        };
+        assert_eq!(remedy_for("default"), "start its consumers");
+        assert!(remedy_for("audit").ends_with("ackwheel group delete audit"));
+    }
+
+    #[test]
+    fn each_reason_of_a_refusal_has_its_remedy() {
+        for reason in Reason::ALL {
+            let mut report = healthy();
+            report.last_minutes.refusals.extend([(reason.to_string(), 2)]);
+            let found = findings(&report, Duration::from_secs(60), NOW);
+            let found = found.into_iter().find(|one| one.level == Level::Warn).expect("a refusal is a warning");
+            assert_eq!(found.remedy, reason.remedy(), "{found:?}");
+            assert!(!found.remedy.contains("PROTOCOL"), "it is no remedy to read on: {found:?}");
+        }
+    }
+
+    #[test]
+    fn one_is_not_written_as_several() {
+        let mut report = healthy();
+        let group = |oldest_seconds| GroupReport {
+            group: String::from("default"),
+            subscribers: 0,
+            outbox_batches: 1,
+            unacked_batches: 0,
+            oldest_seconds,
+        };
+        report.last_minutes.storms = 1;
+        report.last_minutes.out_of_memory = 1;
+        report.last_minutes.refusals.extend([(String::from("draining"), 1)]);
+        for journal in [(1, 0), (0, 1)] {
+            report.journal =
+                Some(JournalStatus { damaged: journal.0, errors: journal.1, ..JournalStatus::default() });
+            for groups in
+                [vec![group(1.0)], vec![group(61.0)], vec![GroupReport { outbox_batches: 0, ..group(0.0) }]]
+            {
+                for leads in [true, false] {
+                    report.groups.clone_from(&groups);
+                    report.rings[0].leads = leads;
+                    for Finding { text, .. } in findings(&report, Duration::from_secs(60), NOW) {
+                        let one = text.split(' ').skip_while(|word| *word != "1").nth(1).unwrap_or("x");
+                        assert!(!one.ends_with('s'), "{text}");
+                    }
+                }
+            }
         }
     }
 
