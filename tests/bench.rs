@@ -97,16 +97,30 @@ fn unacknowledged_messages_time_out_once_and_late_by_little() {
 }
 
 #[test]
-fn the_server_is_not_asked_for_its_tick_while_the_load_hears_it() {
-    let sidecar = Sidecar::start(&["--slots", "5", "--tick", "100ms"]);
-    let flags =
-        ["--acked", "0.99", "--seconds", "3", "--in-flight", "100", "--rate", "4000", "--connections", "16"];
-    let report = report(&sidecar, &flags);
-    // An add each quarter of a millisecond. Asked as if nobody told it, each fifth of one, it would be 15,000 more.
-    let of_load = 3.0 * number(&report, "/pairs_per_second") + 100.0;
-    let besides = as_float(sidecar.metrics().count("messages_added_total")) - of_load;
-    // While the wheel was filled and emptied, and until the last had timed out, nobody else told it.
-    assert!((50.0..7_000.0).contains(&besides), "{besides} besides {report}");
+fn the_load_is_what_was_asked_for_and_what_is_reported() {
+    for (flags, due) in [
+        (&["--rate", "300", "--acked", "0.99"][..], Some(400)),
+        (&["--rate", "300", "--acked", "0.5", "--threads", "3", "--clients"], Some(400)),
+        (&["--rate", "700", "--acked", "0", "--ids-per-frame", "7"], Some(800)),
+        (&["--rate", "300"], Some(400)),
+        (&["--order", "mixed", "--acked", "0.9"], None),
+        (&["--op", "ping"], Some(0)),
+    ] {
+        let sidecar = Sidecar::start(&["--slots", "15", "--tick", "100ms"]);
+        let started = sidecar.pointer();
+        let report = report(&sidecar, &[&["--seconds", "1", "--in-flight", "100"], flags].concat());
+        let metrics = sidecar.metrics();
+        let [added, acked] = [metrics.count("messages_added_total"), metrics.acked("acked")];
+        assert_eq!((&report["adds"], &report["dels"]), (&added.into(), &acked.into()), "{report}");
+        assert_eq!(report["timed_out"], added - acked, "{report}");
+        // Each connection adds a frame more or less, according to the phase of its bursts.
+        assert!(due.is_none_or(|due: u64| added.abs_diff(due) <= 8 * 7), "{added} were added: {report}");
+        // The end of a tick is asked for at most ten times.
+        let ticks = sidecar.pointer() - started + metrics.count("shifted_ticks_total") + 1;
+        let asked = metrics.count("frames_total{type=\"get_msg\"}");
+        assert_eq!(asked > 0, report["timeout_lateness_ms"].is_object(), "{report}");
+        assert!(asked <= 10 * ticks, "{asked} times in {ticks} ticks: {report}");
+    }
 }
 
 #[test]
@@ -188,7 +202,17 @@ fn a_table_says_the_same_to_a_person() {
     let sidecar = Sidecar::start(&[]);
     let admin = sidecar.admin.to_string();
     let run = sidecar.run(&["bench", "--seconds", "0.2", "--in-flight", "1000", "--admin", &admin]);
-    let words = ["8 connections of 256", "pairs per second", "p99.9", "add ", "del ", "s of CPU", "errors"];
+    let words = [
+        "8 connections of 256",
+        "pairs per second",
+        "p99.9",
+        "add ",
+        "del ",
+        "adds in all",
+        "dels in all",
+        "s of CPU",
+        "errors",
+    ];
     assert_names(run.output(), &words);
     assert!(run.stdout.lines().all(|line| line.chars().count() <= 80), "{run:?}");
 }

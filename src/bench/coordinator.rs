@@ -181,6 +181,8 @@ impl Coordinator<'_> {
         let (error_count, error_texts) = errors.first();
         Report {
             options: options.clone(),
+            adds: self.counters_of.iter().map(|counters| counters.all_added).sum(),
+            dels: self.counters_of.iter().map(|counters| counters.all_acked).sum(),
             burst_every_ms: options.rate.map(|_| options.burst_every.as_secs_f64() * 1e3),
             pairs_per_second: is_wheel.then_some(per_second(pairs)),
             frames_per_second: per_second(sum(|counters| counters.frames)),

@@ -1,8 +1,7 @@
-//! Two clients that measure how late timeouts are: one collects the timeout batches, the other asks for the server's
-//! current tick (its unit of time).
+//! Two clients that measure how late timeouts are: one collects the timeout batches, the other asks when the server's
+//! current tick (its unit of time) ends.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
@@ -11,16 +10,12 @@ use tokio::time::sleep;
 
 use super::load_state::{LoadState, Phase};
 use super::{BenchError, lost};
-use crate::client::{AddOptions, Client, SubscribeOptions, Subscription};
+use crate::client::{Client, SubscribeOptions, Subscription};
+use crate::core::MessageState;
 use crate::ticker::precise_timer::PreciseTimer;
 
-/// The time after which a client asks the server for the current tick, if the load has not learned it. The time counts
-/// from the sending of the latest request whose answer told the tick.
-const UNKNOWN_FOR: Duration = Duration::from_millis(1);
-
-/// The pause between an answer and the next question for the tick. The measured lateness is too high by at most this
-/// pause plus the latency of an answer.
-const ASKED_AGAIN: Duration = Duration::from_micros(100);
+/// How often the server is asked when its current tick ends, per tick, with pauses of 1 to 100 ms.
+const ASKS_PER_TICK: u64 = 10;
 
 /// The delay before a batch is checked. An immediate check would delay the reading of the next batch, which would then
 /// count as late.
@@ -74,8 +69,8 @@ async fn check(shared: Arc<LoadState>, arrived: Arc<Notify>) {
     }
 }
 
-/// Opens a connection and starts a task that asks the server for its current tick. The task asks only if the load did
-/// not learn the tick during [`UNKNOWN_FOR`]. The task ends after the load, when its last message is deleted.
+/// Opens a connection and starts a task that asks the server when its ticks end, until the load is over. The task asks
+/// for the state of a message of the load that must time out, so it adds no message.
 pub(super) async fn ask_for_ticks(
     shared: &Arc<LoadState>,
     phases: watch::Receiver<Phase>,
@@ -86,28 +81,66 @@ pub(super) async fn ask_for_ticks(
     Ok(tokio::spawn(ask(client, Arc::clone(shared), phases)))
 }
 
-/// Adds and deletes a message again and again: the answer to an AddNewMsg tells the current tick.
 async fn ask(client: Client, shared: Arc<LoadState>, phases: watch::Receiver<Phase>) {
-    let options = AddOptions { ack_timeout_ticks: shared.options.ack_timeout_ticks, ..AddOptions::default() };
+    let welcome = client.welcome();
+    let (ticks, tick_ms) = (shared.options.ticks(&welcome), u64::from(welcome.tick_ms));
+    // A store in Redis counts in whole ms, so it can round the time up by 1 ms.
+    let rounded_up = if welcome.store == "memory" { 0 } else { 1_000_000 };
+    // The answers are rounded to 1 ms, and the latest end of a tick counts. So questions at different fractions of a
+    // millisecond are more precise together than one.
+    let pause = Duration::from_millis((tick_ms / ASKS_PER_TICK).clamp(1, 100)) + Duration::from_micros(100);
     let mut timer = PreciseTimer::precise();
-    let mut number = 0;
     while *phases.borrow() != Phase::Done {
+        let known = shared.recorders.iter().filter_map(|recorder| recorder.lock().timing_out);
+        let messages: Vec<_> = known.map(|(connection, number)| shared.ids.message(connection, number)).collect();
         let sent_at = shared.now();
-        let ticked_at = shared.ticked_at.load(Ordering::Relaxed);
-        let wait = if Duration::from_nanos(sent_at.saturating_sub(ticked_at)) < UNKNOWN_FOR {
-            UNKNOWN_FOR
-        } else {
-            let messages = [shared.ids.message(shared.ids.clock_connection, number)];
-            number += 1;
-            match tokio::join!(client.add_new_msg(&messages, options), client.del_msg(&messages)) {
-                (Ok(answer), Ok(_)) => shared.recorders[0].lock().tick_times.record(answer.deadline.0, sent_at),
-                (Err(error), _) | (_, Err(error)) => {
-                    return shared.errors.record(format!("the server did not say which tick it is: {error}"));
+        match client.get_msg(&messages).await {
+            Ok(states) => {
+                for (tick, ends_at) in states.iter().filter_map(|state| end_of_tick(state, sent_at, tick_ms)) {
+                    shared.recorders[0]
+                        .lock()
+                        .tick_times
+                        .record(tick + u64::from(ticks), ends_at.saturating_sub(rounded_up));
                 }
             }
-            ASKED_AGAIN
-        };
+            Err(error) => {
+                return shared.errors.record(format!("the server did not say which tick it is: {error}"));
+            }
+        }
         let now = shared.moment(shared.now());
-        timer.until(now, now + wait).await;
+        timer.until(now, now + pause).await;
+    }
+}
+
+/// Returns the current tick of the server, according to the state of a message that was asked for at `sent_at`, and a
+/// time before which the tick does not end. Both times are in ns since the load began. Returns `None` if the message is
+/// not in flight, or if the pointer is late.
+fn end_of_tick(state: &MessageState, sent_at: u64, tick_ms: u64) -> Option<(u64, u64)> {
+    let MessageState::InFlight { deadline, remaining_ms: remaining_ms @ 1.., .. } = *state else { return None };
+    let remaining = u64::from(remaining_ms);
+    let current = deadline.0.checked_sub(remaining.checked_div(tick_ms)?)?;
+    Some((current, sent_at + remaining % tick_ms * 1_000_000))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::Tick;
+
+    #[test]
+    fn the_time_that_a_message_has_left_tells_when_the_current_tick_ends() {
+        let in_flight = |remaining_ms| MessageState::InFlight { deadline: Tick(115), remaining_ms, attempt: 1 };
+        for (state, expected) in [
+            (in_flight(15_999), Some((100, 999_000_007))),
+            (in_flight(15_000), Some((100, 7))),
+            (in_flight(14_999), Some((101, 999_000_007))),
+            (in_flight(1), Some((115, 1_000_007))),
+            (in_flight(0), None),
+            (in_flight(u32::MAX), None),
+            (MessageState::Late, None),
+            (MessageState::Unknown, None),
+        ] {
+            assert_eq!(end_of_tick(&state, 7, 1_000), expected, "{state:?}");
+        }
     }
 }

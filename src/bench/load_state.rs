@@ -39,9 +39,6 @@ pub(super) struct LoadState {
     pub(super) frames: AtomicU64,
     /// The number of messages in these requests.
     pub(super) messages: AtomicU64,
-    /// The time of the latest add request whose answer contained the current tick of the server. Counted in ns since the
-    /// load began.
-    pub(super) ticked_at: AtomicU64,
     /// One recorder of latencies for each thread that generates load.
     pub(super) recorders: Vec<Mutex<Recorder>>,
     pub(super) timeouts: Mutex<Timeouts>,
@@ -63,7 +60,6 @@ impl LoadState {
             errors: Errors::default(),
             frames: AtomicU64::new(0),
             messages: AtomicU64::new(0),
-            ticked_at: AtomicU64::new(0),
             timeouts: Mutex::new(Timeouts::new(ids)),
             welcome: OnceLock::new(),
             begun: clock.now(),

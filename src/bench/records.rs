@@ -27,11 +27,13 @@ pub(super) struct Recorder {
     /// For each deadline (the tick at whose end messages time out), the time at which the last request that got this
     /// deadline was sent.
     pub(super) tick_times: TickTimes,
+    /// The message that was added last among those that must time out: its connection and its number.
+    pub(super) timing_out: Option<(u64, u64)>,
 }
 
 impl Default for Recorder {
     fn default() -> Recorder {
-        Recorder { adds: histogram(), dels: histogram(), tick_times: TickTimes::default() }
+        Recorder { adds: histogram(), dels: histogram(), tick_times: TickTimes::default(), timing_out: None }
     }
 }
 
@@ -79,7 +81,8 @@ impl Run {
 /// it holds the time at which the last request was sent that got this deadline.
 ///
 /// All messages of a load have the same ack timeout of k ticks. So a request that got the deadline d reached the server
-/// in tick d - k. This tick cannot have ended before the request was sent.
+/// in tick d - k. This tick cannot have ended before the request was sent. A later time before which the tick cannot
+/// have ended, according to the server, is recorded in the same way.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TickTimes {
     /// Pairs of deadline and sending time, in the order of the answers. A deadline appears again if answers with
@@ -94,11 +97,6 @@ impl TickTimes {
             Some((latest, latest_at)) if *latest == deadline => *latest_at = sent_at.max(*latest_at),
             _ => self.seen.push((deadline, sent_at)),
         }
-    }
-
-    /// Returns when the last request was sent that got the most recent deadline.
-    pub(super) fn latest_at(&self) -> u64 {
-        self.seen.last().map_or(0, |(_, sent_at)| *sent_at)
     }
 
     /// Adds the times of another thread.
@@ -126,6 +124,10 @@ pub(super) struct Counters {
     pub(super) frames: u64,
     /// Pairs of an add and a delete, or Pings, that were due at a fixed rate and never made.
     pub(super) not_made: u64,
+    /// Messages added since the load began.
+    pub(super) all_added: u64,
+    /// Messages acknowledged since the load began.
+    pub(super) all_acked: u64,
     /// Messages added since the load began that must time out.
     pub(super) left_to_time_out: u64,
     /// How many message numbers the connection has used since the load began.

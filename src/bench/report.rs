@@ -18,6 +18,10 @@ pub struct Report {
     pub options: BenchOptions,
     /// The option `burst_every` in ms; `None` without a fixed rate.
     pub burst_every_ms: Option<f64>,
+    /// Messages that this load added, from its first request to its last: those in flight before the measurement too.
+    pub adds: u64,
+    /// Messages that this load acknowledged, from its first request to its last.
+    pub dels: u64,
     /// Pairs of an added and an acknowledged message, per second. If messages must time out, this is the number of
     /// added messages per second. `None` for Pings.
     pub pairs_per_second: Option<f64>,
@@ -30,8 +34,8 @@ pub struct Report {
     /// due. The keys are `add`, `del` and `ping`. A kind of request that was not made has no key.
     pub latency_us: BTreeMap<&'static str, Latency>,
     /// The time from the end of a tick (the server's unit of time) to the arrival of its timeout batch, in ms, counted
-    /// per message. `None` if nothing timed out. The time is never understated. It is overstated by at most the time
-    /// between two add requests plus the latency of one add request.
+    /// per message. `None` if nothing timed out. The time is never understated. Unless the server stalls, it is
+    /// overstated by at most 2 ms plus the latency of a GetMsg.
     pub timeout_lateness_ms: Option<Latency>,
     /// How many messages of this load timed out. Messages that the load had to acknowledge do not count.
     pub timed_out: u64,

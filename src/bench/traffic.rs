@@ -18,7 +18,7 @@ use bytes::BytesMut;
 use super::frames::{self, Kind, Outstanding, Sent};
 use super::ids::acknowledged;
 use super::load_state::{LoadState, Phase};
-use super::records::{Counters, Run, TickTimes};
+use super::records::{Counters, Recorder, Run};
 use super::schedule::Schedule;
 use super::{Op, Order};
 use crate::core::{Message, Operation};
@@ -259,7 +259,7 @@ impl Traffic {
             (frames, messages) = (frames + 1, messages + count);
             let is_right = match sent.kind {
                 Kind::Add => frames::added(frame, sent.count)
-                    .map(|deadline| self.added(sent, deadline, &mut recorder.tick_times))
+                    .map(|deadline| self.added(sent, deadline, &mut recorder))
                     .is_some(),
                 Kind::Del => frames::acked(frame, sent.count),
                 Kind::Ping => frames::echoed(frame, sent.first, self.ping_length),
@@ -268,11 +268,12 @@ impl Traffic {
                 shared.errors.record(frames::wrong(frame, sent)?);
                 continue;
             }
-            let Counters { added, acked, .. } = &mut self.counters;
-            let (run, histogram, counter) = match sent.kind {
-                Kind::Add | Kind::Ping => (&mut self.add_run, &mut recorder.adds, added),
-                Kind::Del => (&mut self.del_run, &mut recorder.dels, acked),
+            let Counters { added, acked, all_added, all_acked, .. } = &mut self.counters;
+            let (run, histogram, counter, of_all) = match sent.kind {
+                Kind::Add | Kind::Ping => (&mut self.add_run, &mut recorder.adds, added, all_added),
+                Kind::Del => (&mut self.del_run, &mut recorder.dels, acked, all_acked),
             };
+            *of_all += count;
             if measured {
                 *counter += count;
             }
@@ -287,18 +288,19 @@ impl Traffic {
         self.counters.frames += if measured { frames } else { 0 };
         shared.frames.fetch_add(frames, Ordering::Relaxed);
         shared.messages.fetch_add(messages, Ordering::Relaxed);
-        shared.ticked_at.fetch_max(recorder.tick_times.latest_at(), Ordering::Relaxed);
         Ok(taken)
     }
 
     /// Counts the added messages that must time out. Records when the request that got this deadline was made.
-    fn added(&mut self, sent: Sent, deadline: u64, tick_times: &mut TickTimes) {
+    fn added(&mut self, sent: Sent, deadline: u64, recorder: &mut Recorder) {
         let (ids, connection) = (self.shared.ids, self.connection);
         if !ids.all_are_acked {
             let numbers = sent.first..sent.first + u64::from(sent.count);
-            let left = numbers.filter(|number| !ids.is_acked(connection, *number));
-            self.counters.left_to_time_out += left.count() as u64;
-            tick_times.record(deadline, sent.made_at());
+            for number in numbers.filter(|number| !ids.is_acked(connection, *number)) {
+                self.counters.left_to_time_out += 1;
+                recorder.timing_out = Some((connection, number));
+            }
+            recorder.tick_times.record(deadline, sent.made_at());
         }
     }
 

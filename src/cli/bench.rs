@@ -20,7 +20,8 @@ const OTHER_FILES: u64 = 64;
 ///
 /// Adds --in-flight messages. Then, for --seconds, every connection adds new messages and deletes old ones, as fast as
 /// possible or at a --rate. At the end all messages are deleted. With --acked below 1, some messages time out, and a
-/// group of the bench receives them. All other groups get them too, so measure a sidecar that has no other clients.
+/// group of the bench receives them, while it asks ten times a tick when the tick ends (GetMsg). All other groups get
+/// the messages too, so measure a sidecar that has no other clients.
 ///
 /// Exit code 1 says that an answer was wrong, or that a message is missing.
 #[derive(Args, Debug)]
@@ -110,6 +111,8 @@ fn draw(out: &mut impl Write, report: &Report) -> io::Result<()> {
         None => writeln!(out, "{seconds} s as fast as possible\n")?,
     }
     if let Some(pairs) = report.pairs_per_second {
+        row(out, "adds in all", &whole(report.adds))?;
+        row(out, "dels in all", &whole(report.dels))?;
         row(out, "pairs per second", &whole(rounded(pairs)))?;
     }
     row(out, "frames per second", &whole(rounded(report.frames_per_second)))?;
