@@ -38,6 +38,25 @@ fn messages_are_added_rearmed_acknowledged_and_withdrawn() {
 #[test]
 fn the_state_of_messages_is_read_between_the_commands_of_a_pipeline() {
     let sidecar = start(&[]);
+#[test]
+fn options_of_zero_are_refused_and_nothing_is_added() {
+    let sidecar = start(&[]);
+    let mut client = Resp::to(&sidecar);
+    client
+        .ask("AW.ADD TIMEOUT 0 1")
+        .assert_error("BAD_ACK_TIMEOUT not applied: an ack timeout of 0 ticks is not possible");
+    client.ask("AW.ADD TIMEOUT 00 1").assert_error("BAD_ACK_TIMEOUT not applied: ");
+    client.ask("AW.ADD TIMEOUT 16 1").assert_error("BAD_ACK_TIMEOUT not applied: ");
+    client
+        .ask("AW.ADD ATTEMPT 0 1")
+        .assert_error("MALFORMED_REQUEST not applied: ATTEMPT is a number from 1 to 255");
+    client
+        .ask("AW.TAKE default COUNT 0")
+        .assert_error("MALFORMED_REQUEST not applied: COUNT is a number from 1 to 16");
+    assert_eq!(client.ask("AW.DEL 1").texts(), ["unknown"]);
+    assert_eq!(client.ask("AW.ADD TIMEOUT 15 ATTEMPT 255 0").array()[0], Reply::Integer(1), "an id of 0 is legal");
+}
+
     let mut client = Resp::to(&sidecar);
     client.send(&[line("AW.ADD ATTEMPT 4 1"), line("AW.GET 1 2"), line("AW.DEL 1"), line("AW.GET 1")].concat());
     client.receive();

@@ -159,8 +159,8 @@ impl<P: ClientProtocol> Session<P> {
 
 fn bad_ack_timeout(ack_timeout_ticks: u16, slots: u16) -> Refusal {
     let text = format!(
-        "an ack timeout of {ack_timeout_ticks} ticks is longer than the ring: ask for 1 to {slots} ticks, or 0 for \
-         the default of {slots}"
+        "an ack timeout of {ack_timeout_ticks} ticks is longer than the ring: ask for 1 to {slots} ticks, or leave it \
+         out for the default of {slots}"
     );
     Refusal::new(Reason::BadAckTimeout, text)
 }

@@ -209,11 +209,16 @@ impl Usage {
             let value = arguments.get(next + 1);
             if arguments.is(next, "TIMEOUT") {
                 let ticks = number::<u64>(value).ok_or_else(|| self.malformed("TIMEOUT is a number of ticks"))?;
+                if ticks == 0 {
+                    let text =
+                        "an ack timeout of 0 ticks is not possible: ask for 1 tick or more, or leave TIMEOUT out";
+                    return Err(Refusal::new(Reason::BadAckTimeout, text));
+                }
                 // The ring refuses more ticks than it has slots.
                 ack_timeout_ticks = u16::try_from(ticks).unwrap_or(u16::MAX);
             } else if arguments.is(next, "ATTEMPT") {
-                attempt =
-                    number::<u8>(value).ok_or_else(|| self.malformed("ATTEMPT is a number from 0 to 255"))?;
+                let legal = number::<u8>(value).filter(|attempt| *attempt > 0);
+                attempt = legal.ok_or_else(|| self.malformed("ATTEMPT is a number from 1 to 255"))?;
             } else {
                 return Err(self.malformed(&format!("{} is no option and no message", quoted(option))));
             }
@@ -409,7 +414,9 @@ mod tests {
             ("AW.ADD", "0 messages are not possible, 1 to 32768 are: write AW.ADD [TIMEOUT ticks]"),
             ("AW.ADD TIMEOUT 5", "0 messages are not possible"),
             ("AW.ADD TIMEOUT x 1", "TIMEOUT is a number of ticks: write AW.ADD"),
-            ("AW.ADD ATTEMPT 256 1", "ATTEMPT is a number from 0 to 255"),
+            ("AW.ADD TIMEOUT 0 1", "an ack timeout of 0 ticks is not possible: ask for 1 tick or more"),
+            ("AW.ADD ATTEMPT 0 1", "ATTEMPT is a number from 1 to 255: write AW.ADD"),
+            ("AW.ADD ATTEMPT 256 1", "ATTEMPT is a number from 1 to 255"),
             ("AW.ADD NX 1", "'NX' is no option and no message: write AW.ADD"),
             ("AW.ADD 1 TIMEOUT 5", "'TIMEOUT' is no message"),
             ("AW.DEL -1", "'-1' is no message, which is id or id:client, as in 101 or 101:7: write AW.DEL"),
