@@ -6,6 +6,8 @@ mod document;
 mod handshakes;
 mod hostile;
 mod memory;
+mod pools;
+mod redis_replies;
 mod shared_store;
 
 use std::io::Write;
@@ -36,9 +38,6 @@ fn messages_are_added_rearmed_acknowledged_and_withdrawn() {
 }
 
 #[test]
-fn the_state_of_messages_is_read_between_the_commands_of_a_pipeline() {
-    let sidecar = start(&[]);
-#[test]
 fn options_of_zero_are_refused_and_nothing_is_added() {
     let sidecar = start(&[]);
     let mut client = Resp::to(&sidecar);
@@ -57,6 +56,9 @@ fn options_of_zero_are_refused_and_nothing_is_added() {
     assert_eq!(client.ask("AW.ADD TIMEOUT 15 ATTEMPT 255 0").array()[0], Reply::Integer(1), "an id of 0 is legal");
 }
 
+#[test]
+fn the_state_of_messages_is_read_between_the_commands_of_a_pipeline() {
+    let sidecar = start(&[]);
     let mut client = Resp::to(&sidecar);
     client.send(&[line("AW.ADD ATTEMPT 4 1"), line("AW.GET 1 2"), line("AW.DEL 1"), line("AW.GET 1")].concat());
     client.receive();
@@ -166,16 +168,121 @@ fn round_trips_of_acks_behind_a_take(count: usize) -> Vec<Duration> {
 fn a_transaction_is_refused_with_everything_in_it() {
     let sidecar = start(&[]);
     let mut client = Resp::to(&sidecar);
-    client.ask("MULTI").assert_error("NO_TRANSACTIONS not applied: ");
-    client.ask("AW.ADD 1").assert_error("NO_TRANSACTIONS not applied: MULTI was refused");
-    client.ask("EXEC").assert_error("EXECABORT not applied: ");
+    // Each transaction comes at once, so that it does not end because nothing arrives for a second.
+    let [multi, _, exec, del] = client.ask_all(["MULTI", "AW.ADD 1", "EXEC", "AW.DEL 1"]);
+    multi.assert_error("NO_TRANSACTIONS not applied: ");
+    exec.assert_error("EXECABORT not applied: ");
+    assert_eq!(del.texts(), ["unknown"]);
+    let [_, add, discard, after] = client.ask_all(["MULTI", "AW.ADD 1", "DISCARD", "AW.ADD 2"]);
+    add.assert_error("NO_TRANSACTIONS not applied: MULTI was refused");
+    assert_eq!((discard.text(), &after.array()[0]), ("OK", &Reply::Integer(1)));
+    let [_, _, reset, del] = client.ask_all(["MULTI", "AW.ADD 1", "RESET", "AW.DEL 1 2"]);
+    assert_eq!((reset.text(), del.texts()), ("RESET", vec!["unknown", "acked"]));
+    client.ask("EXEC").assert_error("ERR EXEC without MULTI");
+    client.ask("WATCH key").assert_error("NO_TRANSACTIONS not applied: ");
+    assert_eq!(client.ask("AW.ADD 1").array()[0], Reply::Integer(1), "a WATCH begins no transaction");
+}
+
+#[test]
+fn only_commands_of_ackwheel_are_refused_behind_a_refused_multi() {
+    let sidecar = start(&[]);
+    let mut client = Resp::to(&sidecar);
+    client.send(
+        &[
+            "MULTI",
+            "PING",
+            "ECHO x",
+            "CLIENT ID",
+            "SELECT 0",
+            "UNWATCH",
+            "CONFIG GET save",
+            "AW.ADD 1",
+            "AW.STATUS",
+            "AW.TAKE default BLOCK 0",
+            "SET a b",
+            "MULTI",
+            "AUTH token",
+            "AW.DEL 1",
+            "EXEC",
+            "AW.DEL 1",
+        ]
+        .map(line)
+        .concat(),
+    );
+    client.receive().assert_error("NO_TRANSACTIONS ");
+    assert_eq!(client.receive().text(), "PONG");
+    assert_eq!(client.receive().text(), "x");
+    assert!(client.receive().integer() > 0);
+    assert_eq!(client.receive().text(), "OK");
+    assert_eq!(client.receive().text(), "OK", "UNWATCH does not end it");
+    assert_eq!(client.receive(), Reply::Array(Vec::new()));
+    for _ in 0..3 {
+        client.receive().assert_error("NO_TRANSACTIONS not applied: MULTI was refused");
+    }
+    client.receive().assert_error("ERR unknown command 'SET'");
+    client.receive().assert_error("NO_TRANSACTIONS ");
+    assert_eq!(client.receive().text(), "OK", "AUTH does not end it");
+    client.receive().assert_error("NO_TRANSACTIONS ");
+    client.receive().assert_error("EXECABORT not applied: ");
+    assert_eq!(client.receive().texts(), ["unknown"]);
+}
+
+#[test]
+fn a_refused_transaction_ends_once_nothing_has_arrived_for_a_second() {
+    let sidecar = start(&[]);
+    let mut client = Resp::to(&sidecar);
+    client.ask("MULTI").assert_error("NO_TRANSACTIONS ");
+    // Each byte begins the second again, also one that completes no command.
+    let (mut began, mut sent) = (Instant::now(), Instant::now());
+    while began.elapsed() < Duration::from_millis(2_500) {
+        let before = sent;
+        for piece in [&b"*"[..], &line("AW.ADD 1")[1..]] {
+            std::thread::sleep(Duration::from_millis(100));
+            sent = Instant::now();
+            client.send(piece);
+        }
+        if !matches!(client.receive(), Reply::Error(_)) {
+            assert!(before.elapsed() >= Duration::from_secs(1), "it ended early");
+            // This machine was slow: try again.
+            client.ask_all(["AW.DEL 1", "MULTI"]);
+            (began, sent) = (Instant::now(), Instant::now());
+        }
+    }
+    wait_until("the transaction ends", || {
+        assert!(client.is_silent_for(Duration::from_millis(1_100)));
+        !matches!(client.ask("AW.ADD 2"), Reply::Error(_))
+    });
+    assert_eq!(client.ask("AW.DEL 1 2").texts(), ["unknown", "acked"]);
+}
+
+#[test]
+fn a_transaction_that_waits_unread_in_the_socket_is_refused_whole() {
+    let sidecar = start(&["--max-queued-bytes", "65536"]);
+    let mut client = Resp::to(&sidecar);
+    // The sidecar does not run for three seconds in the middle of it.
+    client.ask("MULTI").assert_error("NO_TRANSACTIONS ");
+    sidecar.signal(rustix::process::Signal::STOP);
+    client.send(&[line("AW.ADD 1"), line("EXEC")].concat());
+    std::thread::sleep(Duration::from_secs(3));
+    sidecar.signal(rustix::process::Signal::CONT);
+    client.receive().assert_error("NO_TRANSACTIONS ");
+    client.receive().assert_error("EXECABORT ");
+    // The sidecar does not read for three seconds in the middle of it, because the client does not read its replies.
+    let mut writer = client.stream.try_clone().unwrap();
+    let (text, count) = ("x".repeat(4_000), 5_000);
+    let pipeline =
+        [line("MULTI"), line(&format!("ECHO {text}")).repeat(count), line("AW.ADD 1"), line("EXEC")].concat();
+    let writes = std::thread::spawn(move || writer.write_all(&pipeline).unwrap());
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(!writes.is_finished(), "the replies do not fit into the buffers");
+    client.receive().assert_error("NO_TRANSACTIONS ");
+    for _ in 0..count {
+        assert_eq!(client.receive().text(), text);
+    }
+    client.receive().assert_error("NO_TRANSACTIONS ");
+    client.receive().assert_error("EXECABORT ");
+    writes.join().unwrap();
     assert_eq!(client.ask("AW.DEL 1").texts(), ["unknown"]);
-    client.ask("MULTI").assert_error("NO_TRANSACTIONS ");
-    assert_eq!(client.ask("DISCARD").text(), "OK");
-    assert_eq!(client.ask("AW.ADD 1").array()[0], Reply::Integer(1));
-    client.ask("MULTI").assert_error("NO_TRANSACTIONS ");
-    assert_eq!(client.ask("RESET").text(), "RESET");
-    assert_eq!(client.ask("AW.DEL 1").texts(), ["acked"]);
 }
 
 #[test]

@@ -14,7 +14,9 @@ pub enum Reply {
     Error(String),
     Integer(i64),
     Bulk(String),
+    Verbatim(String),
     Array(Vec<Reply>),
+    Set(Vec<Reply>),
     Map(Vec<(Reply, Reply)>),
     Null,
 }
@@ -39,7 +41,7 @@ impl Reply {
     #[track_caller]
     pub fn text(&self) -> &str {
         match self {
-            Reply::Simple(text) | Reply::Bulk(text) => text,
+            Reply::Simple(text) | Reply::Bulk(text) | Reply::Verbatim(text) => text,
             other => panic!("no text: {other:?}"),
         }
     }
@@ -152,14 +154,26 @@ impl<S: Read + Write> Resp<S> {
         self.receive()
     }
 
+    /// Sends commands at once, and returns their replies.
+    #[track_caller]
+    pub fn ask_all<const N: usize>(&mut self, texts: [&str; N]) -> [Reply; N] {
+        self.send(&texts.map(line).concat());
+        texts.map(|_| self.receive())
+    }
+
     #[track_caller]
     pub fn receive(&mut self) -> Reply {
+        parse(&mut self.receive_bytes().as_bytes()).expect("a whole reply")
+    }
+
+    /// Receives the bytes of a reply.
+    #[track_caller]
+    pub fn receive_bytes(&mut self) -> String {
         loop {
             let mut rest = &self.input[..];
-            if let Some(reply) = parse(&mut rest) {
+            if parse(&mut rest).is_some() {
                 let length = self.input.len() - rest.len();
-                self.input.drain(..length);
-                return reply;
+                return String::from_utf8(self.input.drain(..length).collect()).expect("replies are text");
             }
             let mut bytes = vec![0; 65_536];
             match self.stream.read(&mut bytes) {
@@ -202,13 +216,18 @@ pub fn parse(input: &mut &[u8]) -> Option<Reply> {
         b':' => Reply::Integer(number()),
         b'_' => Reply::Null,
         b'$' if number() < 0 => Reply::Null,
-        b'$' => {
+        b'$' | b'=' => {
             let length = usize::try_from(number()).expect("a length");
             let text = input.get(..length)?;
             *input = input.get(length + 2..)?;
-            Reply::Bulk(String::from_utf8(text.to_vec()).expect("replies are text"))
+            let text = String::from_utf8(text.to_vec()).expect("replies are text");
+            match (first, text.strip_prefix("txt:")) {
+                (b'=', Some(text)) => Reply::Verbatim(text.to_owned()),
+                _ => Reply::Bulk(text),
+            }
         }
         b'*' => Reply::Array((0..number()).map(|_| parse(input)).collect::<Option<_>>()?),
+        b'~' => Reply::Set((0..number()).map(|_| parse(input)).collect::<Option<_>>()?),
         b'%' => Reply::Map((0..number()).map(|_| Some((parse(input)?, parse(input)?))).collect::<Option<_>>()?),
         other => panic!("no reply begins with {:?}", char::from(other)),
     })

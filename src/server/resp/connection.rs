@@ -1,16 +1,22 @@
 //! The commands that client libraries send by themselves: HELLO, AUTH, CLIENT, COMMAND, INFO and others.
 
+use std::mem;
+
 use bytes::BytesMut;
 
 use super::reply::{self, Version};
-use crate::protocol::resp::command::{Arguments, COMMANDS, quoted};
+use crate::protocol::resp::command::{Arguments, COMMANDS, Usage, quoted};
 use crate::protocol::resp::parser::Limits;
+use crate::server::admission::Admission;
 
 /// The version of Redis whose behaviour client libraries may expect.
 const REDIS_VERSION: &str = "7.2.4";
 
 /// The maximum length of a name that CLIENT SETNAME sets.
 const MAX_NAME_LENGTH: usize = 255;
+
+/// The maximum number of arguments of a COMMAND, which bounds its reply.
+const MAX_COMMAND_ARGUMENTS: usize = 256;
 
 /// The state that the connection commands read and change.
 #[derive(Debug, Default)]
@@ -24,6 +30,8 @@ pub(in crate::server) struct Connection {
     pub(super) name: String,
     /// How often the client presented a wrong token.
     pub(super) failures: u32,
+    /// Whether a MULTI was refused, so that AW commands are refused too until the transaction ends.
+    pub(super) refuses_transaction: bool,
 }
 
 /// The figures of a sidecar that INFO shows.
@@ -31,7 +39,18 @@ pub(in crate::server) struct Connection {
 pub(super) struct Figures {
     pub(super) uptime_seconds: u64,
     pub(super) connections: u64,
-    pub(super) store: &'static str,
+    /// The kind of the store, or `None` while it is being opened.
+    pub(super) store: Option<&'static str>,
+}
+
+impl Figures {
+    pub(super) fn of(admission: &Admission) -> Figures {
+        Figures {
+            uptime_seconds: admission.clock.now().saturating_duration_since(admission.started).as_secs(),
+            connections: admission.admitted(),
+            store: admission.shared().map(|shared| shared.store.kind()),
+        }
+    }
 }
 
 /// A request to be authenticated.
@@ -86,11 +105,27 @@ impl Connection {
                 return Action::Quit;
             }
             (b"RESET", 1) => return Action::Reset,
+            (b"MULTI" | b"WATCH", _) => {
+                self.refuses_transaction |= &name[..] == b"MULTI";
+                reply::error(out, NO_TRANSACTIONS);
+            }
+            (b"EXEC", _) if mem::take(&mut self.refuses_transaction) => {
+                reply::error(out, "EXECABORT not applied: MULTI was refused");
+            }
+            (b"EXEC", _) => reply::error(out, "ERR EXEC without MULTI"),
+            (b"DISCARD" | b"UNWATCH", _) => {
+                self.refuses_transaction &= &name[..] != b"DISCARD";
+                reply::simple(out, "OK");
+            }
+            (b"ROLE", _) => out.extend_from_slice(b"*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n"),
             (b"CLIENT", 2..) => self.client(arguments, out),
-            (b"COMMAND", _) => self.command(arguments, out),
-            (b"INFO", _) => reply::bulk(out, info(arguments, &figures()).as_bytes()),
+            (b"COMMAND", ..=MAX_COMMAND_ARGUMENTS) => self.command(arguments, out),
+            (b"INFO", _) => reply::verbatim(out, self.version, &info(arguments, &figures())),
             (b"CONFIG", 3..) if arguments.is(1, "GET") => reply::map(out, self.version, 0),
-            (b"PING" | b"ECHO" | b"AUTH" | b"SELECT" | b"RESET" | b"CLIENT", _) => {
+            _ if self.refuses_transaction && Usage::find(&name).is_some() => {
+                reply::error(out, "NO_TRANSACTIONS not applied: MULTI was refused");
+            }
+            (b"PING" | b"ECHO" | b"AUTH" | b"SELECT" | b"RESET" | b"CLIENT" | b"COMMAND", _) => {
                 let name = String::from_utf8_lossy(&name).to_ascii_lowercase();
                 reply::error(out, &format!("ERR wrong number of arguments for '{name}' command"));
             }
@@ -107,9 +142,9 @@ impl Connection {
         }
     }
 
-    /// Resets the version of the protocol and the name, for RESET.
+    /// Resets the version of the protocol and the name, and ends a refused transaction, for RESET.
     pub(super) fn reset(&mut self) {
-        (self.version, self.name) = (Version::default(), String::new());
+        (self.version, self.name, self.refuses_transaction) = (Version::default(), String::new(), false);
     }
 
     fn hello<'a>(&mut self, arguments: Arguments<'a>, out: &mut BytesMut) -> Action<'a> {
@@ -156,18 +191,12 @@ impl Connection {
             self.name = String::from_utf8_lossy(name).into_owned();
         }
         reply::map(out, self.version, 7);
-        for (key, value) in [("server", "ackwheel"), ("version", REDIS_VERSION)] {
-            reply::bulk(out, key.as_bytes());
-            reply::bulk(out, value.as_bytes());
-        }
+        pairs(out, &[("server", "ackwheel"), ("version", REDIS_VERSION)]);
         for (key, value) in [("proto", self.version as u64), ("id", self.id)] {
             reply::bulk(out, key.as_bytes());
             reply::integer(out, value);
         }
-        for (key, value) in [("mode", "standalone"), ("role", "master")] {
-            reply::bulk(out, key.as_bytes());
-            reply::bulk(out, value.as_bytes());
-        }
+        pairs(out, &[("mode", "standalone"), ("role", "master")]);
         reply::bulk(out, b"modules");
         reply::array(out, 0);
     }
@@ -183,65 +212,94 @@ impl Connection {
                 Err(text) => reply::error(out, text),
             },
             (b"SETINFO" | b"NO-EVICT" | b"NO-TOUCH", Some(_)) => reply::simple(out, "OK"),
+            (b"REPLY", Some(_)) if arguments.is(2, "ON") => reply::simple(out, "OK"),
+            // No other connection is ever unblocked.
+            (b"UNBLOCK", Some(_)) => reply::integer(out, 0),
             (b"GETNAME", None) if self.name.is_empty() => reply::null(out, self.version),
             (b"GETNAME", None) => reply::bulk(out, self.name.as_bytes()),
             (b"ID", None) => reply::integer(out, self.id),
             (b"INFO", None) => {
                 let Connection { id, address, name, version, .. } = self;
                 let text = format!("id={id} addr={address} name={name} db=0 resp={}\n", *version as u8);
-                reply::bulk(out, text.as_bytes());
+                reply::verbatim(out, *version, &text);
             }
-            _ => {
-                let shown = quoted(arguments.get(1).unwrap_or_default());
-                reply::error(out, &format!("ERR unknown subcommand or wrong number of arguments for {shown}"));
-            }
+            _ => unknown_subcommand(arguments, out),
         }
     }
 
-    /// Replies the list of commands. `redis-cli` completes and explains them from COMMAND DOCS.
+    /// Replies what there is to know about the AW commands. `redis-cli` completes and explains them from COMMAND DOCS.
     fn command(&self, arguments: Arguments<'_>, out: &mut BytesMut) {
-        let is_named = |name: &str| {
-            arguments.count() <= 2 || arguments.from(2).any(|wanted| wanted.eq_ignore_ascii_case(name.as_bytes()))
+        let subcommand = arguments.get(1).unwrap_or_default().to_ascii_uppercase();
+        let named: Vec<Option<&Usage>> = match arguments.count() {
+            ..=2 => COMMANDS.iter().map(Some).collect(),
+            _ => arguments.from(2).map(Usage::find).collect(),
         };
-        let named = COMMANDS.iter().filter(|usage| is_named(usage.name));
-        if arguments.is(1, "COUNT") {
-            return reply::integer(out, COMMANDS.len() as u64);
-        }
-        if arguments.is(1, "DOCS") {
-            reply::map(out, self.version, named.clone().count());
-            for usage in named {
-                reply::bulk(out, usage.name.to_ascii_lowercase().as_bytes());
-                reply::map(out, self.version, 4);
-                for (key, value) in
-                    [("summary", usage.summary), ("since", env!("CARGO_PKG_VERSION")), ("group", "ackwheel")]
-                {
-                    reply::bulk(out, key.as_bytes());
-                    reply::bulk(out, value.as_bytes());
-                }
-                reply::bulk(out, b"arguments");
-                reply::array(out, usize::from(!usage.arguments.is_empty()));
-                if !usage.arguments.is_empty() {
-                    reply::map(out, self.version, 3);
-                    for (key, value) in
-                        [("name", usage.arguments), ("type", "string"), ("display_text", usage.arguments)]
-                    {
-                        reply::bulk(out, key.as_bytes());
-                        reply::bulk(out, value.as_bytes());
-                    }
+        match (&subcommand[..], arguments.count()) {
+            (b"COUNT", 2) => reply::integer(out, COMMANDS.len() as u64),
+            (b"LIST", 2) => {
+                reply::array(out, COMMANDS.len());
+                let listed = COMMANDS.iter().map(|usage| usage.name.to_ascii_lowercase());
+                listed.for_each(|name| reply::bulk(out, name.as_bytes()));
+            }
+            (b"GETKEYS" | b"GETKEYSANDFLAGS", 3..) if named[0].is_some() => {
+                reply::error(out, "ERR The command has no key arguments");
+            }
+            (b"GETKEYS" | b"GETKEYSANDFLAGS", 3..) => reply::error(out, "ERR Invalid command specified"),
+            (b"DOCS", _) => {
+                let known = named.into_iter().flatten();
+                reply::map(out, self.version, known.clone().count());
+                known.for_each(|usage| self.document(usage, out));
+            }
+            (b"" | b"INFO", _) => {
+                reply::array(out, named.len());
+                for usage in named {
+                    self.describe(usage, out);
                 }
             }
-            return;
-        }
-        reply::array(out, named.clone().count());
-        for usage in named {
-            reply::array(out, 6);
-            reply::bulk(out, usage.name.to_ascii_lowercase().as_bytes());
-            // A negative arity is the least number of arguments.
-            out.extend_from_slice(format!(":-{}\r\n", usage.least).as_bytes());
-            reply::array(out, 0);
-            (0..3).for_each(|_| reply::integer(out, 0));
+            _ => unknown_subcommand(arguments, out),
         }
     }
+
+    /// Writes the entry of a command in the reply of COMMAND DOCS.
+    fn document(&self, usage: &Usage, out: &mut BytesMut) {
+        reply::bulk(out, usage.name.to_ascii_lowercase().as_bytes());
+        reply::map(out, self.version, 4);
+        let version = env!("CARGO_PKG_VERSION");
+        pairs(out, &[("summary", usage.summary), ("since", version), ("group", "ackwheel")]);
+        reply::bulk(out, b"arguments");
+        reply::array(out, usize::from(!usage.arguments.is_empty()));
+        if !usage.arguments.is_empty() {
+            reply::map(out, self.version, 3);
+            pairs(out, &[("name", usage.arguments), ("type", "string"), ("display_text", usage.arguments)]);
+        }
+    }
+
+    /// Writes the entry of a command in the reply of COMMAND INFO: its name and arity; no flags, keys and categories.
+    fn describe(&self, usage: Option<&Usage>, out: &mut BytesMut) {
+        let Some(usage) = usage else { return reply::null(out, self.version) };
+        reply::array(out, 10);
+        reply::bulk(out, usage.name.to_ascii_lowercase().as_bytes());
+        // A negative arity is the least number of arguments.
+        let sign = if usage.arguments.is_empty() { "" } else { "-" };
+        out.extend_from_slice(format!(":{sign}{}\r\n", usage.least).as_bytes());
+        reply::set(out, self.version, 0);
+        (0..3).for_each(|_| reply::integer(out, 0));
+        (0..4).for_each(|_| reply::set(out, self.version, 0));
+    }
+}
+
+/// The error for MULTI. Most client libraries can send a pipeline without it.
+const NO_TRANSACTIONS: &str = "NO_TRANSACTIONS not applied: there are no transactions, and everything up to EXEC is \
+    refused: use a pipeline without MULTI (in redis-py, pipeline(transaction=False))";
+
+/// Writes keys and values, as a part of a map.
+fn pairs(out: &mut BytesMut, pairs: &[(&str, &str)]) {
+    pairs.iter().flat_map(|(key, value)| [key, value]).for_each(|text| reply::bulk(out, text.as_bytes()));
+}
+
+fn unknown_subcommand(arguments: Arguments<'_>, out: &mut BytesMut) {
+    let shown = quoted(arguments.get(1).unwrap_or_default());
+    reply::error(out, &format!("ERR unknown subcommand or wrong number of arguments for {shown}"));
 }
 
 fn check_name(name: &[u8]) -> Result<(), &'static str> {
@@ -252,6 +310,7 @@ fn check_name(name: &[u8]) -> Result<(), &'static str> {
 /// Returns the sections of INFO that were asked for.
 fn info(arguments: Arguments<'_>, figures: &Figures) -> String {
     let Figures { uptime_seconds, connections, store } = figures;
+    let loading = if store.is_some() { "loading:0\r\n" } else { "loading:1\r\nloading_eta_seconds:1\r\n" };
     let version = env!("CARGO_PKG_VERSION");
     let sections = [
         (
@@ -262,9 +321,9 @@ fn info(arguments: Arguments<'_>, figures: &Figures) -> String {
             ),
         ),
         ("Clients", format!("connected_clients:{connections}\r\n")),
-        ("Persistence", String::from("loading:0\r\n")),
+        ("Persistence", String::from(loading)),
         ("Replication", String::from("role:master\r\nconnected_slaves:0\r\n")),
-        ("Ackwheel", format!("store:{store}\r\n")),
+        ("Ackwheel", format!("store:{}\r\n", store.unwrap_or("opening"))),
     ];
     let all = ["all", "default", "everything"];
     let is_wanted = |section: &str| {
@@ -307,7 +366,8 @@ mod tests {
         }
         let arguments = Arguments { bytes: bytes.as_bytes(), ranges: &ranges };
         let mut out = BytesMut::new();
-        match connection.run(arguments, Figures::default, &mut out) {
+        let figures = || Figures { store: Some("memory"), ..Figures::default() };
+        match connection.run(arguments, figures, &mut out) {
             Action::Replied | Action::Quit => {}
             Action::Login(login) => {
                 assert_eq!(login.token, b"secret");
@@ -357,11 +417,18 @@ mod tests {
             ("CLIENT ID", ":9\r\n"),
             ("CLIENT INFO", "$46\r\nid=9 addr=127.0.0.1:5 name=node-1 db=0 resp=2\n\r\n"),
             ("CLIENT NO-EVICT on", "+OK\r\n"),
+            ("CLIENT REPLY ON", "+OK\r\n"),
+            ("CLIENT REPLY OFF", "-ERR unknown subcommand or wrong number of arguments for 'REPLY'\r\n"),
+            ("CLIENT UNBLOCK 8", ":0\r\n"),
             ("CLIENT KILL x", "-ERR unknown subcommand or wrong number of arguments for 'KILL'\r\n"),
             ("QUIT", "+OK\r\n"),
             ("RESET", "+RESET\r\n"),
             ("COMMAND COUNT", ":7\r\n"),
-            ("COMMAND INFO aw.take", "*1\r\n*6\r\n$7\r\naw.take\r\n:-2\r\n*0\r\n:0\r\n:0\r\n:0\r\n"),
+            (
+                "COMMAND INFO aw.take",
+                "*1\r\n*10\r\n$7\r\naw.take\r\n:-2\r\n*0\r\n:0\r\n:0\r\n:0\r\n*0\r\n*0\r\n*0\r\n*0\r\n",
+            ),
+            ("COMMAND NONE", "-ERR unknown subcommand or wrong number of arguments for 'NONE'\r\n"),
             ("ECHO", "-ERR wrong number of arguments for 'echo' command\r\n"),
             ("SUBSCRIBE a b", "-ERR unknown command 'SUBSCRIBE', with args beginning with: 'a' 'b' \r\n"),
         ] {

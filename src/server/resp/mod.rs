@@ -30,6 +30,7 @@ use self::connection::Connection;
 use self::deliveries::{Deliveries, DeliveryReply, Outcome as DeliveryOutcome, QueuedCommand};
 use self::greeting::{Greeted, Greeting, refuse_bytes};
 use self::replies::Replies;
+use self::requests::SILENCE;
 use super::access::Grant;
 use super::admission::{Admission, Client};
 use super::buffered_stream::BufferedStream;
@@ -66,8 +67,8 @@ pub(super) struct Resp {
     reads: VecDeque<(u64, Read)>,
     /// When to look again whether Acks wait for a store that is unreachable.
     next_hold: Instant,
-    /// Whether a MULTI was refused, so that the commands behind it are refused too.
-    refuses_transaction: bool,
+    /// When a refused transaction ends, unless bytes arrive before.
+    transaction_ends: Instant,
     /// The messages of the command that is being parsed.
     messages: Vec<Message>,
     /// Whether the input has bytes that were not parsed, because too many bytes of replies wait.
@@ -138,7 +139,7 @@ impl Session<Resp> {
             in_store: 0,
             reads: VecDeque::new(),
             is_paused: false,
-            refuses_transaction: false,
+            transaction_ends: shared.clock.now() + SILENCE,
             messages: Vec::new(),
             next_hold: shared.clock.now(),
         };
@@ -274,7 +275,7 @@ fn encode_answer(out: &mut BytesMut, batch: &RequestBatch, request: &Request) {
 
 impl ClientProtocol for Resp {
     type Completed = Completed;
-    /// The first Acks have waited for the store for [`HOLD_AFTER`].
+    /// The first Acks have waited for the store for [`HOLD_AFTER`], or a refused transaction ends.
     type Event = ();
 
     fn read_requests(session: &mut Session<Resp>) {
@@ -309,8 +310,10 @@ impl ClientProtocol for Resp {
     }
 
     async fn next_event(&mut self) -> Option<()> {
-        let Some((since, _)) = self.replies.first_acks() else { return std::future::pending().await };
-        tokio::time::sleep_until((since + HOLD_AFTER).max(self.next_hold).into()).await;
+        let hold = self.replies.first_acks().map(|(since, _)| (since + HOLD_AFTER).max(self.next_hold));
+        let end = self.connection.refuses_transaction.then_some(self.transaction_ends);
+        let Some(due) = hold.into_iter().chain(end).min() else { return std::future::pending().await };
+        tokio::time::sleep_until(due.into()).await;
         Some(())
     }
 
@@ -328,6 +331,11 @@ impl ClientProtocol for Resp {
             });
         }
         session.send_due();
+        if now >= session.protocol.transaction_ends {
+            // Bytes that have arrived and are not read yet may belong to the transaction.
+            session.protocol.connection.refuses_transaction &= !session.may_read() || session.stream.has_unread();
+            session.protocol.transaction_ends = now + SILENCE;
+        }
     }
 
     fn refuse_connection(session: &mut Session<Resp>, refusal: &Refusal) {

@@ -24,6 +24,11 @@ pub(super) fn map(out: &mut BytesMut, version: Version, pairs: usize) {
     }
 }
 
+/// Begins a set. In RESP2, it is an array.
+pub(super) fn set(out: &mut BytesMut, version: Version, elements: usize) {
+    header(out, if version == Version::Resp3 { b'~' } else { b'*' }, elements as u64);
+}
+
 pub(super) fn integer(out: &mut BytesMut, number: u64) {
     header(out, b':', number);
 }
@@ -32,6 +37,13 @@ pub(super) fn bulk(out: &mut BytesMut, text: &[u8]) {
     header(out, b'$', text.len() as u64);
     out.put_slice(text);
     out.put_slice(b"\r\n");
+}
+
+/// Writes a text for people. In RESP2, it is a bulk string.
+pub(super) fn verbatim(out: &mut BytesMut, version: Version, text: &str) {
+    let (first, format) = if version == Version::Resp3 { (b'=', "txt:") } else { (b'$', "") };
+    header(out, first, (format.len() + text.len()) as u64);
+    out.put_slice(format!("{format}{text}\r\n").as_bytes());
 }
 
 pub(super) fn simple(out: &mut BytesMut, text: &str) {
@@ -147,9 +159,13 @@ mod tests {
     }
 
     #[test]
-    fn only_maps_and_nulls_differ_between_the_versions() {
+    fn only_maps_sets_texts_and_nulls_differ_between_the_versions() {
         assert_eq!(written(|out| map(out, Version::Resp2, 3)), "*6\r\n");
         assert_eq!(written(|out| map(out, Version::Resp3, 3)), "%3\r\n");
+        assert_eq!(written(|out| set(out, Version::Resp2, 3)), "*3\r\n");
+        assert_eq!(written(|out| set(out, Version::Resp3, 3)), "~3\r\n");
+        assert_eq!(written(|out| verbatim(out, Version::Resp2, "ä")), "$2\r\nä\r\n");
+        assert_eq!(written(|out| verbatim(out, Version::Resp3, "ä")), "=6\r\ntxt:ä\r\n");
         assert_eq!(written(|out| null(out, Version::Resp2)), "$-1\r\n");
         assert_eq!(written(|out| null(out, Version::Resp3)), "_\r\n");
     }

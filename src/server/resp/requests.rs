@@ -2,7 +2,7 @@
 
 use std::mem;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::{Buf, BytesMut};
 use futures_util::FutureExt;
@@ -22,6 +22,9 @@ use crate::server::tokens::Right;
 /// The largest memory, in messages, that a connection keeps for its next command.
 const MAX_KEPT: usize = 256;
 
+/// A refused transaction ends once no byte has arrived for so long.
+pub(super) const SILENCE: Duration = Duration::from_secs(1);
+
 impl Session<Resp> {
     /// Handles the complete commands in the input. All adds and Acks that follow each other make one request batch.
     pub(super) fn read_commands(&mut self) {
@@ -29,6 +32,7 @@ impl Session<Resp> {
         let mut batch = BATCH.take().unwrap_or_default();
         let mut input = mem::take(self.stream.input());
         let mut begin = 0;
+        self.protocol.transaction_ends = now + SILENCE;
         while self.is_listening() && self.has_room_for_replies() {
             match self.protocol.parser.parse(&input[begin..]) {
                 Ok(None) => break,
@@ -59,7 +63,7 @@ impl Session<Resp> {
         let arguments = Arguments { bytes: command, ranges: &ranges };
         if let Some(name) = arguments.get(0) {
             self.protocol.deliveries.interrupt();
-            if let Some(usage) = Usage::find(name).filter(|_| !self.protocol.refuses_transaction) {
+            if let Some(usage) = Usage::find(name).filter(|_| !self.protocol.connection.refuses_transaction) {
                 self.parse(usage, arguments, batch, now);
             } else {
                 self.submit_batch(batch, now);
@@ -206,83 +210,41 @@ impl Session<Resp> {
 
     fn run_connection_command(&mut self, arguments: Arguments<'_>, now: Instant) {
         self.shared.metrics.resp_commands.of("other").inc();
-        if self.protocol.refuses_transaction && !arguments.is(0, "RESET") {
-            return self.refuse_in_transaction(arguments);
-        }
         if is_http(arguments) {
             tracing::warn!("{HTTP_REFUSED}");
             return self.end();
         }
-        if arguments.is(0, "MULTI") {
-            self.protocol.refuses_transaction = true;
-            return self.reply(|out| {
-                reply::error(
-                    out,
-                    "NO_TRANSACTIONS not applied: there are no transactions, and everything up to EXEC is refused: use a \
-                     pipeline without MULTI (in redis-py, pipeline(transaction=False))",
-                );
-            });
-        }
         let mut out = BytesMut::new();
         let admission = Arc::clone(&self.protocol.admission);
-        let store = self.shared.store.kind();
-        let figures = || Figures {
-            uptime_seconds: now.saturating_duration_since(admission.started).as_secs(),
-            connections: admission.admitted(),
-            store,
-        };
-        match self.protocol.connection.run(arguments, figures, &mut out) {
-            Action::Replied => self.reply(|to| to.extend_from_slice(&out)),
-            Action::Quit => {
-                self.reply(|to| to.extend_from_slice(&out));
-                self.end();
-            }
+        let mut ends = false;
+        match self.protocol.connection.run(arguments, || Figures::of(&admission), &mut out) {
+            Action::Replied => {}
+            Action::Quit => ends = true,
             Action::Login(login) => {
-                let Resp { client, .. } = &self.protocol;
-                let admitted =
-                    admission.access.admit(login.token, client.peer, client.certificate_name.as_deref(), now);
-                match admitted {
+                let Resp { client, connection, .. } = &mut self.protocol;
+                let name = client.certificate_name.as_deref();
+                match admission.access.admit(login.token, client.peer, name, now) {
                     Ok(grant) => {
                         self.grant = grant;
-                        self.protocol.connection.logged_in(login, &mut out);
-                        self.reply(|to| to.extend_from_slice(&out));
+                        connection.logged_in(login, &mut out);
                     }
-                    Err(refusal) => self.refuse_login(&refusal),
+                    Err(refusal) => {
+                        self.shared.metrics.refusals.of(refusal.reason).inc();
+                        ends = matches!(connection.refuse_login(&mut out, &refusal), Greeted::Closed);
+                    }
                 }
             }
             Action::Reset => {
-                self.protocol.refuses_transaction = false;
                 self.protocol.connection.reset();
-                self.push_delivery(QueuedCommand::Leave);
+                return self.push_delivery(QueuedCommand::Leave);
             }
             Action::Unknown => {
-                self.reply(|to| reply::error(to, &unknown_command(arguments)));
-                if self.protocol.parser.is_inline() {
-                    self.end();
-                }
+                reply::error(&mut out, &unknown_command(arguments));
+                ends = self.protocol.parser.is_inline();
             }
         }
-    }
-
-    /// Answers a command behind a refused MULTI: nothing is applied until the transaction ends.
-    fn refuse_in_transaction(&mut self, arguments: Arguments<'_>) {
-        if arguments.is(0, "EXEC") {
-            self.protocol.refuses_transaction = false;
-            return self.reply(|out| reply::error(out, "EXECABORT not applied: MULTI was refused"));
-        }
-        if arguments.is(0, "DISCARD") {
-            self.protocol.refuses_transaction = false;
-            return self.reply(|out| reply::simple(out, "OK"));
-        }
-        self.reply(|out| reply::error(out, "NO_TRANSACTIONS not applied: MULTI was refused"));
-    }
-
-    fn refuse_login(&mut self, refusal: &Refusal) {
-        self.shared.metrics.refusals.of(refusal.reason).inc();
-        let mut out = BytesMut::new();
-        let greeted = self.protocol.connection.refuse_login(&mut out, refusal);
         self.reply(|to| to.extend_from_slice(&out));
-        if matches!(greeted, Greeted::Closed) {
+        if ends {
             self.end();
         }
     }
