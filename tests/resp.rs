@@ -5,6 +5,7 @@ mod deliveries;
 mod document;
 mod handshakes;
 mod hostile;
+mod loading;
 mod memory;
 mod pools;
 mod redis_replies;

@@ -35,6 +35,7 @@ fn without_a_token_nothing_is_answered_but_a_login() {
         client.ask(text).assert_error("NOAUTH not applied: ");
     }
     assert_eq!(client.ask("RESET").text(), "RESET");
+    client.ask("HELLO 3 SETNAME x").assert_error("NOAUTH ");
     client.ask("HELLO 9").assert_error("NOPROTO ");
     client.ask("AUTH wrong").assert_error("WRONGPASS not applied: ");
     client.ask("HELLO 3 AUTH default wrong").assert_error("WRONGPASS not applied: ");
@@ -43,6 +44,10 @@ fn without_a_token_nothing_is_answered_but_a_login() {
     assert_eq!(client.receive().text(), "OK");
     assert_eq!(client.receive().array()[0], Reply::Integer(1));
     assert_eq!(client.receive().text(), "PONG");
+    assert_eq!(client.ask("CONFIG GET save"), Reply::Array(Vec::new()), "a refused HELLO 3 changes no version");
+    assert_eq!(client.ask("CLIENT GETNAME"), Reply::Null, "and no name");
+    assert_eq!(client.ask("RESET").text(), "RESET");
+    assert_eq!(client.ask("AW.DEL 1").texts(), ["acked"], "RESET keeps the rights");
     let mut third = Resp::to(&sidecar);
     for _ in 0..3 {
         third.ask("AUTH wrong").assert_error("WRONGPASS ");

@@ -28,7 +28,7 @@ impl Acceptor {
         };
         let (mut greeting, mut stream) = (Greeting::new(address), None);
         let timeout = admission.options.hello_timeout;
-        let greeted =
+        let mut greeted =
             stall_aware_timeout(timeout, self.receive_token(socket, peer, &mut greeting, &mut stream)).await;
         let Some((mut stream, client)) = stream else {
             if greeted.is_none() {
@@ -37,6 +37,10 @@ impl Acceptor {
             }
             return;
         };
+        if greeted.is_none() && greeting.accepted.is_some() {
+            // The client waits for the store: no token is missing.
+            greeted = Some(self.read_commands(&mut greeting, &mut stream, &client).await);
+        }
         match greeted {
             Some(Some(admitted)) => {
                 drop(place);
@@ -72,28 +76,39 @@ impl Acceptor {
         let ready = self.handshake(socket).await?;
         let client = Client { peer, certificate_name: certificate_name(&ready) };
         let (stream, client) = opened.insert((self.buffered(ready, Listener::Resp), client));
+        if !self.admission.access.requires_token() {
+            greeting.accept(stream, &self.admission, b"");
+        }
+        self.read_commands(greeting, stream, client).await
+    }
+
+    /// Reads commands until the client is admitted. Returns `None` if the connection is to be closed.
+    async fn read_commands(
+        &self,
+        greeting: &mut Greeting,
+        stream: &mut BufferedStream,
+        client: &Client,
+    ) -> Option<Admitted> {
         let admit = |token: &[u8]| {
             let admitted = self.admission.admit_token(token, client, Listener::Resp);
-            if let Err(refusal) = &admitted {
-                log_refusal(refusal, peer);
+            // A client with the right token may wait until the store is open.
+            if let Err(refusal) = &admitted
+                && refusal.reason != Reason::Starting
+            {
+                log_refusal(refusal, client.peer);
                 self.admission.metrics.refusals.of(refusal.reason).inc();
             }
             admitted
         };
-        let mut greeted = if self.admission.access.requires_token() {
-            Greeted::Waiting
-        } else {
-            greeting.admit_without_token(stream, admit(b""))
-        };
         loop {
-            match greeted {
+            match greeting.read(stream, &self.admission, admit) {
                 Greeted::Waiting => {}
                 Greeted::Admitted(admitted) => return Some(admitted),
                 Greeted::Closed => return None,
             }
             match stream.read_or_write(true).await {
                 Ok(IoEvent::Ended | IoEvent::OverBudget | IoEvent::WriteFailed) => return None,
-                Ok(_) => greeted = greeting.read(stream, admit),
+                Ok(_) => {}
                 Err(error) => {
                     debug!(%error, "connection lost");
                     return None;

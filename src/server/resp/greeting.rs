@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::{Buf, BytesMut};
 use tracing::warn;
 
-use super::connection::{Action, Connection, Figures};
+use super::connection::{Action, Connection, Figures, unknown_command};
 use super::reply;
 use crate::core::{Reason, Refusal};
-use crate::protocol::resp::command::Arguments;
+use crate::protocol::Codec;
+use crate::protocol::resp::command::{Arguments, Usage};
 use crate::protocol::resp::parser::{Limits, Parser, ProtocolError};
-use crate::server::admission::Admitted;
+use crate::server::admission::{Admission, Admitted};
 use crate::server::buffered_stream::BufferedStream;
 
 /// How often a connection may present a wrong token before it is closed.
@@ -20,6 +21,8 @@ const MAX_FAILURES: u32 = 3;
 pub(in crate::server) struct Greeting {
     pub(super) parser: Parser,
     pub(super) connection: Connection,
+    /// The token of a client that is to be admitted once the store is open; empty if it needs none.
+    pub(super) accepted: Option<Vec<u8>>,
 }
 
 /// The result of the commands that were read so far.
@@ -38,33 +41,38 @@ impl Greeting {
         static LAST: AtomicU64 = AtomicU64::new(0);
         let id = LAST.fetch_add(1, Ordering::Relaxed) + 1;
         let connection = Connection { id, address, ..Connection::default() };
-        Greeting { parser: Parser::new(Limits::GREETING), connection }
+        Greeting { parser: Parser::new(Limits::GREETING), connection, accepted: None }
     }
 
-    /// Admits a client that needs no token.
-    pub(in crate::server) fn admit_without_token(
-        &mut self,
-        stream: &mut BufferedStream,
-        admitted: Result<Admitted, Refusal>,
-    ) -> Greeted {
-        match admitted {
-            Ok(admitted) => Greeted::Admitted(admitted),
-            Err(refusal) => {
-                stream.write(|_, out| drop(self.connection.refuse_login(out, &refusal)));
-                Greeted::Closed
-            }
-        }
+    /// Lets a client with the right token wait for the store. Its commands may be as long as those of an admitted one.
+    pub(super) fn accept(&mut self, stream: &mut BufferedStream, admission: &Admission, token: &[u8]) {
+        self.accepted = Some(token.to_vec());
+        self.parser.set_limits(Limits::ADMITTED);
+        stream.codec = Codec::new(admission.options.max_frame_length);
     }
 
     /// Handles the complete commands in the input, until the client is admitted. `admit` checks a token.
     pub(in crate::server) fn read(
         &mut self,
         stream: &mut BufferedStream,
+        admission: &Admission,
         mut admit: impl FnMut(&[u8]) -> Result<Admitted, Refusal>,
     ) -> Greeted {
         let mut input = std::mem::take(stream.input());
         let mut greeted = Greeted::Waiting;
         while matches!(greeted, Greeted::Waiting) {
+            if admission.shared().is_some()
+                && let Some(token) = &self.accepted
+            {
+                greeted = match admit(token) {
+                    Ok(admitted) => Greeted::Admitted(admitted),
+                    Err(refusal) => {
+                        stream.write(|_, out| drop(self.connection.refuse_login(out, &refusal)));
+                        Greeted::Closed
+                    }
+                };
+                break;
+            }
             let length = match self.parser.parse(&input) {
                 Ok(Some(length)) => length,
                 Ok(None) => break,
@@ -77,7 +85,7 @@ impl Greeting {
             let ranges = self.parser.take_arguments();
             let arguments = Arguments { bytes: &input[..length], ranges: &ranges };
             if !ranges.is_empty() {
-                greeted = self.run(arguments, stream, &mut admit);
+                greeted = self.run(arguments, stream, admission, &mut admit);
             }
             input.advance(length);
         }
@@ -89,39 +97,56 @@ impl Greeting {
         &mut self,
         arguments: Arguments<'_>,
         stream: &mut BufferedStream,
+        admission: &Admission,
         admit: &mut impl FnMut(&[u8]) -> Result<Admitted, Refusal>,
     ) -> Greeted {
         if is_http(arguments) {
             warn!("{HTTP_REFUSED}");
             return Greeted::Closed;
         }
-        if !["AUTH", "HELLO", "QUIT", "RESET"].iter().any(|name| arguments.is(0, name)) {
+        let is_accepted = self.accepted.is_some();
+        if !is_accepted && !["AUTH", "HELLO", "QUIT", "RESET"].iter().any(|name| arguments.is(0, name)) {
             stream.write(|_, out| reply::error(out, NO_AUTH));
             return Greeted::Waiting;
         }
+        if is_accepted && (arguments.is(0, "PING") || arguments.get(0).and_then(Usage::find).is_some()) {
+            admission.metrics.refusals.of(Reason::Starting).inc();
+            stream.write(|_, out| reply::error(out, LOADING));
+            return Greeted::Waiting;
+        }
         let mut out = BytesMut::new();
-        let action = self.connection.run(arguments, Figures::default, &mut out);
+        let action = self.connection.run(arguments, || Figures::of(admission), &mut out);
         let greeted = match action {
             Action::Login(login) => match admit(login.token) {
                 Ok(admitted) => {
                     self.connection.logged_in(login, &mut out);
                     Greeted::Admitted(admitted)
                 }
+                Err(refusal) if refusal.reason == Reason::Starting => {
+                    self.accept(stream, admission, login.token);
+                    self.connection.logged_in(login, &mut out);
+                    Greeted::Waiting
+                }
                 Err(refusal) => self.connection.refuse_login(&mut out, &refusal),
             },
             Action::Quit => Greeted::Closed,
             Action::Reset => {
+                self.connection.reset();
                 reply::simple(&mut out, "RESET");
                 Greeted::Waiting
             }
-            // A HELLO without AUTH.
-            Action::Replied | Action::Unknown => {
-                let is_greeting = !out.starts_with(b"-");
-                if is_greeting {
+            Action::Replied => {
+                // A HELLO without AUTH changes nothing.
+                if !is_accepted && !out.starts_with(b"-") {
+                    self.connection.reset();
                     out.clear();
                     reply::error(&mut out, NO_AUTH);
                 }
                 Greeted::Waiting
+            }
+            Action::Unknown => {
+                reply::error(&mut out, &unknown_command(arguments));
+                if self.parser.is_inline() { Greeted::Closed } else { Greeted::Waiting }
             }
         };
         stream.write(|_, to| to.extend_from_slice(&out));
@@ -132,6 +157,10 @@ impl Greeting {
 /// The error for a command of a client that is not admitted. Client libraries look for its first word.
 const NO_AUTH: &str =
     "NOAUTH not applied: this server asks for a token: send AUTH token, or HELLO 3 AUTH default token";
+
+/// The error for a command while the store is being opened. Client libraries look for its first word, and wait.
+const LOADING: &str =
+    "LOADING not applied: this sidecar is starting, and its store is being opened: wait a second";
 
 impl Connection {
     /// Writes the error for a refused token. Returns whether the connection is to be closed.
