@@ -4,6 +4,7 @@ use std::mem;
 
 use bytes::BytesMut;
 
+use super::command_info::{self, MAX_COMMAND_ARGUMENTS};
 use super::reply::{self, Version};
 use crate::protocol::resp::command::{Arguments, COMMANDS, Usage, quoted};
 use crate::protocol::resp::parser::Limits;
@@ -14,9 +15,6 @@ const REDIS_VERSION: &str = "7.2.4";
 
 /// The maximum length of a name that CLIENT SETNAME sets.
 const MAX_NAME_LENGTH: usize = 255;
-
-/// The maximum number of arguments of a COMMAND, which bounds its reply.
-const MAX_COMMAND_ARGUMENTS: usize = 256;
 
 /// The state that the connection commands read and change.
 #[derive(Debug, Default)]
@@ -119,7 +117,7 @@ impl Connection {
             }
             (b"ROLE", _) => out.extend_from_slice(b"*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n"),
             (b"CLIENT", 2..) => self.client(arguments, out),
-            (b"COMMAND", ..=MAX_COMMAND_ARGUMENTS) => self.command(arguments, out),
+            (b"COMMAND", ..=MAX_COMMAND_ARGUMENTS) => command_info::command(arguments, self.version, out),
             (b"INFO", _) => reply::verbatim(out, self.version, &info(arguments, &figures())),
             (b"CONFIG", 3..) if arguments.is(1, "GET") => reply::map(out, self.version, 0),
             _ if self.refuses_transaction && Usage::find(&name).is_some() => {
@@ -191,12 +189,12 @@ impl Connection {
             self.name = String::from_utf8_lossy(name).into_owned();
         }
         reply::map(out, self.version, 7);
-        pairs(out, &[("server", "ackwheel"), ("version", REDIS_VERSION)]);
+        reply::pairs(out, &[("server", "ackwheel"), ("version", REDIS_VERSION)]);
         for (key, value) in [("proto", self.version as u64), ("id", self.id)] {
             reply::bulk(out, key.as_bytes());
             reply::integer(out, value);
         }
-        pairs(out, &[("mode", "standalone"), ("role", "master")]);
+        reply::pairs(out, &[("mode", "standalone"), ("role", "master")]);
         reply::bulk(out, b"modules");
         reply::array(out, 0);
     }
@@ -223,84 +221,14 @@ impl Connection {
                 let text = format!("id={id} addr={address} name={name} db=0 resp={}\n", *version as u8);
                 reply::verbatim(out, *version, &text);
             }
-            _ => unknown_subcommand(arguments, out),
+            _ => reply::unknown_subcommand(out, arguments),
         }
-    }
-
-    /// Replies what there is to know about the AW commands. `redis-cli` completes and explains them from COMMAND DOCS.
-    fn command(&self, arguments: Arguments<'_>, out: &mut BytesMut) {
-        let subcommand = arguments.get(1).unwrap_or_default().to_ascii_uppercase();
-        let named: Vec<Option<&Usage>> = match arguments.count() {
-            ..=2 => COMMANDS.iter().map(Some).collect(),
-            _ => arguments.from(2).map(Usage::find).collect(),
-        };
-        match (&subcommand[..], arguments.count()) {
-            (b"COUNT", 2) => reply::integer(out, COMMANDS.len() as u64),
-            (b"LIST", 2) => {
-                reply::array(out, COMMANDS.len());
-                let listed = COMMANDS.iter().map(|usage| usage.name.to_ascii_lowercase());
-                listed.for_each(|name| reply::bulk(out, name.as_bytes()));
-            }
-            (b"GETKEYS" | b"GETKEYSANDFLAGS", 3..) if named[0].is_some() => {
-                reply::error(out, "ERR The command has no key arguments");
-            }
-            (b"GETKEYS" | b"GETKEYSANDFLAGS", 3..) => reply::error(out, "ERR Invalid command specified"),
-            (b"DOCS", _) => {
-                let known = named.into_iter().flatten();
-                reply::map(out, self.version, known.clone().count());
-                known.for_each(|usage| self.document(usage, out));
-            }
-            (b"" | b"INFO", _) => {
-                reply::array(out, named.len());
-                for usage in named {
-                    self.describe(usage, out);
-                }
-            }
-            _ => unknown_subcommand(arguments, out),
-        }
-    }
-
-    /// Writes the entry of a command in the reply of COMMAND DOCS.
-    fn document(&self, usage: &Usage, out: &mut BytesMut) {
-        reply::bulk(out, usage.name.to_ascii_lowercase().as_bytes());
-        reply::map(out, self.version, 4);
-        let version = env!("CARGO_PKG_VERSION");
-        pairs(out, &[("summary", usage.summary), ("since", version), ("group", "ackwheel")]);
-        reply::bulk(out, b"arguments");
-        reply::array(out, usize::from(!usage.arguments.is_empty()));
-        if !usage.arguments.is_empty() {
-            reply::map(out, self.version, 3);
-            pairs(out, &[("name", usage.arguments), ("type", "string"), ("display_text", usage.arguments)]);
-        }
-    }
-
-    /// Writes the entry of a command in the reply of COMMAND INFO: its name and arity; no flags, keys and categories.
-    fn describe(&self, usage: Option<&Usage>, out: &mut BytesMut) {
-        let Some(usage) = usage else { return reply::null(out, self.version) };
-        reply::array(out, 10);
-        reply::bulk(out, usage.name.to_ascii_lowercase().as_bytes());
-        // A negative arity is the least number of arguments.
-        let sign = if usage.arguments.is_empty() { "" } else { "-" };
-        out.extend_from_slice(format!(":{sign}{}\r\n", usage.least).as_bytes());
-        reply::set(out, self.version, 0);
-        (0..3).for_each(|_| reply::integer(out, 0));
-        (0..4).for_each(|_| reply::set(out, self.version, 0));
     }
 }
 
 /// The error for MULTI. Most client libraries can send a pipeline without it.
 const NO_TRANSACTIONS: &str = "NO_TRANSACTIONS not applied: there are no transactions, and everything up to EXEC is \
     refused: use a pipeline without MULTI (in redis-py, pipeline(transaction=False))";
-
-/// Writes keys and values, as a part of a map.
-fn pairs(out: &mut BytesMut, pairs: &[(&str, &str)]) {
-    pairs.iter().flat_map(|(key, value)| [key, value]).for_each(|text| reply::bulk(out, text.as_bytes()));
-}
-
-fn unknown_subcommand(arguments: Arguments<'_>, out: &mut BytesMut) {
-    let shown = quoted(arguments.get(1).unwrap_or_default());
-    reply::error(out, &format!("ERR unknown subcommand or wrong number of arguments for {shown}"));
-}
 
 fn check_name(name: &[u8]) -> Result<(), &'static str> {
     let is_legal = name.len() <= MAX_NAME_LENGTH && name.iter().all(u8::is_ascii_graphic);

@@ -10,6 +10,7 @@
 //! waits.
 
 mod accept;
+mod command_info;
 mod connection;
 mod deliveries;
 mod greeting;
@@ -30,7 +31,6 @@ use self::connection::Connection;
 use self::deliveries::{Deliveries, DeliveryReply, Outcome as DeliveryOutcome, QueuedCommand};
 use self::greeting::{Greeted, Greeting, refuse_bytes};
 use self::replies::Replies;
-use self::requests::SILENCE;
 use super::access::Grant;
 use super::admission::{Admission, Client};
 use super::buffered_stream::BufferedStream;
@@ -44,6 +44,9 @@ use crate::protocol::resp::parser::{Limits, Parser, ProtocolError};
 
 /// How long an Ack waits for a store that is unreachable before it is answered with `held`.
 const HOLD_AFTER: Duration = Duration::from_secs(1);
+
+/// A refused transaction ends once no byte has arrived for so long.
+const SILENCE: Duration = Duration::from_secs(1);
 
 /// How long a peer may leave replies unread.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);

@@ -3,6 +3,7 @@
 use bytes::{BufMut, BytesMut};
 
 use crate::core::{Delivery, Message, MessageState, Promise, Refusal};
+use crate::protocol::resp::command::{Arguments, quoted};
 
 /// The version of the Redis protocol that a connection speaks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -64,6 +65,17 @@ pub(super) fn error(out: &mut BytesMut, text: &str) {
     out.put_u8(b'-');
     out.extend(text.bytes().map(|byte| if byte.is_ascii_control() { b' ' } else { byte }));
     out.put_slice(b"\r\n");
+}
+
+/// Writes keys and values, as a part of a map.
+pub(super) fn pairs(out: &mut BytesMut, pairs: &[(&str, &str)]) {
+    pairs.iter().flat_map(|(key, value)| [key, value]).for_each(|text| bulk(out, text.as_bytes()));
+}
+
+/// Writes the error for a subcommand that is unknown or has other arguments.
+pub(super) fn unknown_subcommand(out: &mut BytesMut, arguments: Arguments<'_>) {
+    let shown = quoted(arguments.get(1).unwrap_or_default());
+    error(out, &format!("ERR unknown subcommand or wrong number of arguments for {shown}"));
 }
 
 /// Writes a refusal: its code, its promise and its sentence.

@@ -2,7 +2,7 @@
 
 use std::mem;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::{Buf, BytesMut};
 use futures_util::FutureExt;
@@ -11,7 +11,7 @@ use super::connection::{Action, Figures, unknown_command};
 use super::deliveries::QueuedCommand;
 use super::greeting::{Greeted, HTTP_REFUSED, is_http};
 use super::replies::free_if_empty;
-use super::{Completed, CompletedCommand, Read, Resp, encode_answer, reply};
+use super::{Completed, CompletedCommand, Read, Resp, SILENCE, encode_answer, reply};
 use crate::core::{Message, Operation, Refusal, RequestBatch, Submitted};
 use crate::protocol::resp::command::{Arguments, Command, Usage};
 use crate::server::pending_requests::Weight;
@@ -21,9 +21,6 @@ use crate::server::tokens::Right;
 
 /// The largest memory, in messages, that a connection keeps for its next command.
 const MAX_KEPT: usize = 256;
-
-/// A refused transaction ends once no byte has arrived for so long.
-pub(super) const SILENCE: Duration = Duration::from_secs(1);
 
 impl Session<Resp> {
     /// Handles the complete commands in the input. All adds and Acks that follow each other make one request batch.
