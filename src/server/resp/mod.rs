@@ -335,8 +335,9 @@ impl ClientProtocol for Resp {
         }
         session.send_due();
         if now >= session.protocol.transaction_ends {
-            // Bytes that have arrived and are not read yet may belong to the transaction.
-            session.protocol.connection.refuses_transaction &= !session.may_read() || session.stream.has_unread();
+            // Bytes that have arrived and are not parsed yet may belong to the transaction.
+            let may_follow = session.protocol.is_paused || !session.may_read() || session.stream.has_unread();
+            session.protocol.connection.refuses_transaction &= may_follow;
             session.protocol.transaction_ends = now + SILENCE;
         }
     }
