@@ -1,6 +1,6 @@
 //! Opens a connection to a Redis, a Sentinel or a Cluster node.
 //!
-//! The `redis` crate can connect too, but it has no limit for the size of a reply.
+//! The `redis` crate can connect too, but its lookups of names have no limit, and it reads the files of TLS only once.
 
 use std::io;
 use std::sync::Arc;
@@ -19,7 +19,6 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::redis::topology::endpoint::Endpoint;
 use crate::redis::topology::lookup;
-use crate::redis::topology::reply_limit::LimitedReplies;
 
 /// A connection. Clones share it. Once the last clone is dropped, it is closed, also if requests are not answered.
 #[derive(Clone)]
@@ -84,8 +83,7 @@ async fn connect(endpoint: &Endpoint, response_timeout: Option<Duration>) -> Red
         _ => return Err(io::Error::from(io::ErrorKind::Unsupported).into()),
     };
     let config = AsyncConnectionConfig::new().set_response_timeout(response_timeout);
-    let (inner, driver) =
-        MultiplexedConnection::new_with_config(&settings, LimitedReplies::new(stream), config).await?;
+    let (inner, driver) = MultiplexedConnection::new_with_config(&settings, stream, config).await?;
     Ok(RedisConnection { inner, _driver: Arc::new(AbortOnDropHandle::new(tokio::spawn(driver))) })
 }
 

@@ -6,7 +6,6 @@ pub(crate) mod endpoint;
 mod lookup;
 pub(crate) mod majority;
 pub(crate) mod nodes;
-mod reply_limit;
 pub(crate) mod sentinel;
 pub(crate) mod store_url;
 pub(crate) mod watch;
