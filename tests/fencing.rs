@@ -87,6 +87,14 @@ impl Leader {
         self.time.redis.command(&["GET", "{test:0}:lease"])
     }
 
+    /// Has the lease end now, by the clock of Redis. Returns when it would have ended.
+    fn end_the_lease(&self) -> String {
+        let redis = &self.time.redis;
+        let ends = redis.command(&["HGET", "{test:0}:meta", "lease_until"]);
+        redis.command::<()>(&["HSET", "{test:0}:meta", "lease_until", &redis.unix_ms().to_string()]);
+        ends
+    }
+
     /// The reply of a script to the leader's own link.
     fn run(&self, script: &str, keys: &[String], arguments: &[&str]) -> Vec<redis::Value> {
         let [link] = &self.time.redis.command::<Vec<String>>(&["KEYS", "{test:0}:link:*"])[..] else {
@@ -190,8 +198,10 @@ async fn the_pointer_moves_for_the_holder_in_his_epoch_alone() {
     assert_eq!(leader.advance(&token, leader.epoch - 1), "deposed", "an earlier term of the same sidecar");
     assert_eq!(leader.field("meta", "pointer"), pointer, "nobody has moved it");
     assert_eq!(leader.advance(&token, leader.epoch), "moved");
-    let _: u64 = leader.time.redis.command(&["DEL", "{test:0}:lease"]);
+    leader.end_the_lease();
     assert_eq!(leader.advance(&token, leader.epoch), "deposed", "the lease has run out");
+    let _: u64 = leader.time.redis.command(&["DEL", "{test:0}:lease"]);
+    assert_eq!(leader.advance(&token, leader.epoch), "deposed", "the lease is lost");
     assert_eq!(leader.field("meta", "pointer"), pointer + 1);
     drop(leader.store);
 }
@@ -269,8 +279,11 @@ async fn batches_are_published_by_the_holder_in_his_epoch_alone_and_each_seq_onc
     );
     assert_eq!(leader.publish_expired(&token, leader.epoch, 1), "expected", "seq 0 comes first");
     assert_eq!(leader.published(), 0, "nobody has published");
-    let _: u64 = leader.time.redis.command(&["DEL", "{test:0}:lease"]);
+    let ends = leader.end_the_lease();
     assert_eq!(leader.publish_expired(&token, leader.epoch, 0), "deposed", "the lease has run out");
+    let _: u64 = leader.time.redis.command(&["HSET", "{test:0}:meta", "lease_until", &ends]);
+    let _: u64 = leader.time.redis.command(&["DEL", "{test:0}:lease"]);
+    assert_eq!(leader.publish_expired(&token, leader.epoch, 0), "deposed", "the lease is lost");
     assert_eq!(leader.published(), 0, "nobody has published");
     let _: () = leader.time.redis.command(&["SET", "{test:0}:lease", &token]);
     assert_eq!(leader.publish_expired(&token, leader.epoch, 0), "published");

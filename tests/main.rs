@@ -67,6 +67,7 @@ mod redis_connections;
 mod redis_far;
 mod redis_faults;
 mod redis_heartbeats;
+mod redis_lease;
 mod redis_losses;
 mod redis_lost_writes;
 mod redis_overload;

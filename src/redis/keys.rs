@@ -10,7 +10,7 @@
 //! | key | type | content |
 //! |---|---|---|
 //! | `meta` | hash | settings and random name of the ring; pointer and its due time `due_ms`; epoch; leader; counters |
-//! | `lease` | string | the leader's token, a unique name; the key expires when the lease ends |
+//! | `lease` | string | the leader's token, a unique name; the end of the lease is `lease_until` in `meta` |
 //! | `candidates` | hash | token of a candidate → number of rings that it leads, and its name; deleted by the leader |
 //! | `messages` | hash | `id` or `id:client` → `deadline attempt added_ms`; kept for `slots` ticks after a timeout |
 //! | `tick:<i>` | set | messages with deadline modulo (number of these sets) = i; suffix `/attempt` unless it is 1 |

@@ -1,5 +1,5 @@
--- Takes the lease with SET NX PX under the candidate's token, and begins a new epoch, a number that grows with each
--- election. If another sidecar holds the lease, reports that lease instead. A leader calls this script again if its
+-- Takes the lease with SET NX under the candidate's token, and begins a new epoch, a number that grows with each
+-- election. The end of the lease stands in `meta`. If another sidecar holds the lease, reports that lease instead. A leader calls this script again if its
 -- connection was replaced, or if the answer was lost. Then the leader gets a new epoch.
 --
 -- `due_ms` is the time, in ms by Redis' clock, at which the pointer was due at its tick. Deadlines count from this
@@ -7,7 +7,7 @@
 --
 -- KEYS[1] meta: the state of the ring, with the pointer: the tick that expires next
 -- KEYS[2] link: the state of the caller's connection
--- KEYS[3] lease: the token of the leader; expires when the lease ends
+-- KEYS[3] lease: the token of the leader
 -- KEYS[4] candidates: the token of each candidate, the number of rings that it leads, and its name
 -- ARGV[1] generation of the connection, which refuse_stale_connection.lua has compared
 -- ARGV[2] token of the candidate
@@ -31,36 +31,32 @@
 --     `due_ms`, ms since `due_ms` (negative before it)}: another sidecar leads; an unknown name or length is empty
 local pointer, due_ms, tick_ms, epoch, catch_up =
   numbers(KEYS[1], 'pointer', 'due_ms', 'tick_ms', 'epoch', 'catch_up')
-local renewals = redis.call('HGET', KEYS[1], 'renewals') or '0'
-local holder = redis.call('GET', KEYS[3])
-if holder and holder == ARGV[9] and renewals == ARGV[10] then
-  redis.call('DEL', KEYS[3])
-  holder = false
-end
+local holder, _, now, renewals = lease_state(KEYS[3])
+if holder and holder == ARGV[9] and renewals == ARGV[10] then holder = false end
 if holder and holder ~= ARGV[2] then
   -- If Redis cannot write, this announcement fails and the leader does not see this candidate. The script goes on,
   -- because the candidate needs the reply.
   if ARGV[14] ~= '' then redis.pcall('HSET', KEYS[4], ARGV[2], ARGV[14]) end
   local leader, lease_ms = unpack(redis.call('HMGET', KEYS[1], 'leader', 'lease_ms'))
-  return {'held', holder, renewals, pointer, leader or '', lease_ms or '', epoch, due_ms, now_ms() - due_ms}
+  return {'held', holder, renewals, pointer, leader or '', lease_ms or '', epoch, due_ms, now - due_ms}
 end
 
-local now, wait, grace, slack, shifted_ms = now_ms(), tonumber(ARGV[11]), tonumber(ARGV[12]), tonumber(ARGV[13]), 0
+local wait, grace, slack, shifted_ms = tonumber(ARGV[11]), tonumber(ARGV[12]), tonumber(ARGV[13]), 0
+-- The first write deletes the previous lease. If Redis is out of memory, it runs a script only if the first write needs
+-- no memory. The election must not fail, because the work of a leader frees memory.
+redis.call('DEL', KEYS[3])
+redis.call('SET', KEYS[3], ARGV[2], 'NX')
 if holder then
   -- The caller leads already. If the answer of its previous election was lost, the shift in that answer was lost too.
   -- So this answer reports the shift again, unless the pointer has moved since.
-  redis.call('PEXPIRE', KEYS[3], ARGV[4])
   local elected_at, unreported_ms = unpack(redis.call('HMGET', KEYS[1], 'elected_at', 'shifted_ms'))
   if tonumber(elected_at) == pointer then shifted_ms = tonumber(unreported_ms) end
 else
-  -- If Redis is out of memory, it runs a script only if the first write needs no memory. So the first write deletes a
-  -- field that does not exist. The election must not fail, because the work of a leader frees memory.
-  redis.call('HDEL', KEYS[2], '')
-  redis.call('SET', KEYS[3], ARGV[2], 'NX', 'PX', ARGV[4])
   redis.call('DEL', KEYS[4])
 end
 epoch = math.max(epoch + 1, now, tonumber(ARGV[8]) + 1)
-redis.call('HSET', KEYS[1], 'epoch', epoch, 'leader', ARGV[3], 'lease_ms', ARGV[4], 'acquired_ms', now)
+redis.call('HSET', KEYS[1], 'epoch', epoch, 'leader', ARGV[3], 'lease_ms', ARGV[4], 'acquired_ms', now,
+  'lease_until', now + ARGV[4])
 
 -- `gap` is the time since `due_ms`, by Redis' clock. Below one tick the gap needs no correction. Otherwise the leader
 -- catches up missed ticks, and the rest of the gap shifts every deadline. The time to catch up is the minimum of the

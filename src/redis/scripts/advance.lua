@@ -34,14 +34,13 @@
 --   {'deposed', 'holder'}: the caller does not hold the lease
 --   {'deposed', 'epoch'}: the caller's epoch is not the current one
 --   {'elsewhere', pointer}: the pointer is neither at D nor at D + 1
-local held = redis.call('GET', KEYS[3])
-if held ~= ARGV[2] then return {'deposed', 'holder'} end
-local epoch = redis.call('HGET', KEYS[1], 'epoch')
+local holder, epoch, now = lease_state(KEYS[3])
+if holder ~= ARGV[2] then return {'deposed', 'holder'} end
 if epoch ~= ARGV[3] then return {'deposed', 'epoch'} end
 
 local pointer, due_ms, tick_ms, in_flight, frozen_from, catch_up, lists =
   numbers(KEYS[1], 'pointer', 'due_ms', 'tick_ms', 'in_flight', 'frozen_from', 'catch_up', 'lists')
-local tick, late, slack, now = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), now_ms()
+local tick, late, slack = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local uncertain = tonumber(ARGV[10]) - late
 -- An earlier call moved the pointer, and its answer was lost. The next move is due in one tick from now, because Redis'
 -- clock may have been set since the earlier call.

@@ -30,8 +30,9 @@
 --     may be lost
 --   {'deposed', 'holder'}: the caller does not hold the lease
 --   {'deposed', 'epoch'}: the caller's epoch is not the current one
-if redis.call('GET', KEYS[3]) ~= ARGV[2] then return {'deposed', 'holder'} end
-if redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[3] then return {'deposed', 'epoch'} end
+local holder, epoch, now = lease_state(KEYS[3])
+if holder ~= ARGV[2] then return {'deposed', 'holder'} end
+if epoch ~= ARGV[3] then return {'deposed', 'epoch'} end
 
 local pointer, frozen_from = numbers(KEYS[1], 'pointer', 'frozen_from')
 local function expected(seq, is_frozen)
@@ -54,7 +55,6 @@ if not expired_ms then
     if stream[i] == 'last-generated-id' then last = stream[i + 1] end
   end
   local last_tick, last_seq = string.match(last, '^(%d+)-(%d+)$')
-  local now = now_ms()
   expired_ms, due_ms, timed_out, acked, storm, published = now, now, redis.call('SCARD', KEYS[5]), 0, 0, 0
   seq = string.format('%.0f', tonumber(last_tick) == frozen_from and last_seq + 1 or 0)
 end
@@ -103,5 +103,5 @@ else
   redis.call('HSET', KEYS[4], field,
     table.concat({expired_ms, due_ms, timed_out, acked, storm, published, seq + 1}, ' '))
 end
-return {'published', #members, last and 1 or 0, math.max(0, now_ms() - tonumber(due_ms)), timed_out, tonumber(acked),
+return {'published', #members, last and 1 or 0, math.max(0, now - tonumber(due_ms)), timed_out, tonumber(acked),
   tonumber(storm), last and math.max(0, timed_out - published) or 0}

@@ -23,6 +23,15 @@ local function numbers(key, ...)
   return unpack(found)
 end
 
+-- Returns the token of the leader, or false if no sidecar holds the lease, the epoch of the last election, Redis' time in
+-- ms, and the number of renewals. The lease ends at `lease_until`, by Redis' clock. Its key has no TTL, because some
+-- eviction policies delete keys with one.
+local function lease_state(lease)
+  local epoch, lease_until, renewals = unpack(redis.call('HMGET', KEYS[1], 'epoch', 'lease_until', 'renewals'))
+  local now = now_ms()
+  return (tonumber(lease_until) or 0) > now and redis.call('GET', lease), epoch, now, renewals or '0'
+end
+
 -- Calls a command with all values of a list, at most 4,000 in one call. `unpack` fails with about 8,000 values.
 local function in_chunks(command, key, list)
   for first = 1, #list, 4000 do

@@ -31,23 +31,37 @@ async fn a_leader_renews_in_time_and_turns_the_ring_meanwhile() {
 
 #[tokio::test(start_paused = true)]
 async fn a_deposed_leader_asks_the_lease_at_once_but_not_without_pause() {
-    let script = Script::new([leads(7, Some(TICK * 60))], DrainOutcome::Kept);
-    script.advances.lock().extend([Advance::Deposed, Advance::Deposed]);
-    let (_handle, metrics) = script.start();
-    sleep(500).await;
-    // The lease and the ring disagree twice, with a pause each time. Then they agree.
-    assert_eq!(script.times(Call::Maintain), [0, 0, 100, 100, 200]);
-    assert_eq!(script.times(Call::Advance), [0, 100, 200]);
-    assert_eq!(metrics.leader_changes.get(), 1);
-
-    let script =
-        Script::new([leads(7, Some(TICK * 60)), follows(1_000), leads(9, Some(TICK * 60))], DrainOutcome::Kept);
-    script.advances.lock().push_back(Advance::Deposed);
+    let script = Script::new([leads(7, Some(TICK)), leads(7, Some(TICK * 60))], DrainOutcome::Kept);
+    script.advances.lock().extend([Advance::Waiting(now() + TICK), Advance::Deposed, Advance::Deposed]);
     let (_handle, metrics) = script.start();
     sleep(1_500).await;
-    assert_eq!(script.times(Call::Maintain), [0, 0, 1_000]);
-    assert_eq!(script.times(Call::Advance), [0, 1_000], "a new leader calls the ring at once");
+    // The lease and the ring disagree twice, with a pause each time. Then they agree.
+    assert_eq!(script.times(Call::Maintain), [0, 1_000, 1_000, 1_100, 1_100, 1_200]);
+    assert_eq!(script.times(Call::Advance), [0, 1_000, 1_100, 1_200]);
+    assert_eq!(metrics.leader_changes.get(), 1);
+
+    let script = Script::new(
+        [leads(7, Some(TICK)), leads(7, Some(TICK * 60)), follows(1_000), leads(9, Some(TICK * 60))],
+        DrainOutcome::Kept,
+    );
+    script.advances.lock().extend([Advance::Waiting(now() + TICK), Advance::Deposed]);
+    let (_handle, metrics) = script.start();
+    sleep(2_500).await;
+    assert_eq!(script.times(Call::Maintain), [0, 1_000, 1_000, 2_000]);
+    assert_eq!(script.times(Call::Advance), [0, 1_000, 2_000], "a new leader calls the ring at once");
     assert_eq!(metrics.leader_changes.get(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_is_lost_right_after_each_election_makes_no_storm_of_elections() {
+    let elected = (1..=9).map(|second| leads(6 + second, Some(TICK * u32::try_from(second).unwrap())));
+    let script = Script::new(elected, DrainOutcome::Kept);
+    script.advances.lock().extend(repeat_n(Advance::Deposed, 4));
+    let (_handle, metrics) = script.start();
+    sleep(3_500).await;
+    assert_eq!(script.times(Call::Maintain), [0, 1_000, 2_000, 3_000]);
+    assert_eq!(script.times(Call::Advance), [0, 1_000, 2_000, 3_000]);
+    assert_eq!(metrics.leader_changes.get(), 4);
 }
 
 #[tokio::test(start_paused = true)]
