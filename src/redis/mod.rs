@@ -15,7 +15,7 @@
 //! | `leader` | elects the leader of each ring, and balances the leaderships among the sidecars |
 //! | `ring` | moves the pointer, publishes expired ticks, repairs lost keys |
 //! | `outbox` | stores timeout batches in a stream, with a consumer group for each group of subscribers |
-//! | `startup_checks`, `store`, `options` | check Redis and open the store |
+//! | `startup_checks`, `server_settings`, `store`, `options` | check Redis and open the store |
 //! | `namespace` | deletes a namespace that no sidecar uses |
 
 mod batching;
@@ -27,6 +27,7 @@ mod options;
 mod outbox;
 mod ring;
 mod scripts;
+mod server_settings;
 mod startup_checks;
 mod store;
 mod topology;

@@ -12,14 +12,15 @@ use tracing::{debug, warn};
 use crate::clock::Clock;
 use crate::core::{ServerReport, StoreReport};
 use crate::redis::connection::errors::{Fault, FaultKind};
+use crate::redis::connection::hints::CROWDED;
+use crate::redis::keys::Keys;
 use crate::redis::options::{CHECK_TIMEOUT, START_TIMEOUT};
+use crate::redis::server_settings::{
+    Settings, connections, persistence, policy, read_settings, replicas, room, too_old,
+};
 use crate::redis::topology::dial::RedisConnection;
 use crate::redis::topology::majority::Slot;
 use crate::redis::topology::{Topology, TopologyKind};
-
-/// The oldest major version of Redis that has all commands that the scripts use. Valkey also reports a
-/// `redis_version`: that of the Redis with which it is compatible. So one check serves both.
-const OLDEST_MAJOR: u64 = 7;
 
 /// The pause between two attempts to reach Redis at the start.
 const START_RETRY: Duration = Duration::from_millis(200);
@@ -27,9 +28,8 @@ const START_RETRY: Duration = Duration::from_millis(200);
 /// How often the checks are repeated.
 const REPEAT_EVERY: Duration = Duration::from_secs(60);
 
-/// The settings that are checked.
-const SETTINGS: [&str; 6] =
-    ["maxmemory-policy", "appendonly", "save", "appendfsync", "min-replicas-to-write", "min-replicas-max-lag"];
+/// How often the checks are repeated while Redis has no room for all connections.
+const REPEAT_WITHOUT_ROOM: Duration = Duration::from_secs(5);
 
 /// The reason why a store could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -48,9 +48,6 @@ pub enum RedisStoreError {
     Differs(String),
 }
 
-/// The settings of a Redis server: from the name of a setting to its value.
-type Settings = BTreeMap<String, String>;
-
 /// The text of each warning, with the addresses of the Redis servers that it concerns.
 type Findings = BTreeMap<String, Vec<String>>;
 
@@ -63,10 +60,8 @@ pub(super) struct StartupChecks {
     pub(super) ack_timeout: Duration,
     /// The report of the last check.
     pub(super) known: Arc<Mutex<StoreReport>>,
-    /// The key of the versions of all sidecars, in the Redis of the first ring.
-    pub(super) versions: String,
-    /// The unique name of this sidecar.
-    pub(super) sidecar: String,
+    /// The keys of the first ring. They hold the versions and the heartbeats of all sidecars.
+    pub(super) keys: Keys,
 }
 
 impl StartupChecks {
@@ -101,8 +96,14 @@ impl StartupChecks {
     /// Repeats the checks every minute, because settings may change, and another server may become the primary. Never
     /// ends.
     pub(super) async fn repeat(self) {
+        let mut waited = Duration::ZERO;
         loop {
-            tokio::time::sleep(REPEAT_EVERY).await;
+            tokio::time::sleep(REPEAT_WITHOUT_ROOM).await;
+            waited += REPEAT_WITHOUT_ROOM;
+            if waited < REPEAT_EVERY && *self.topology.has_room.borrow() {
+                continue;
+            }
+            waited = Duration::ZERO;
             match self.check_all().await {
                 Ok(findings) => self.report(findings),
                 Err(Fault { kind: FaultKind::Unfit, text }) => {
@@ -128,66 +129,91 @@ impl StartupChecks {
     async fn check_all(&self) -> Result<StoreReport, Fault> {
         let found = self.topology.find_all(&self.slots, &self.clock).await?;
         let first = found[0].to_string();
-        let servers: BTreeMap<String, _> = found.into_iter().map(|found| (found.to_string(), found)).collect();
-        let mut report = StoreReport::default();
-        for (name, server) in servers {
-            let mut connection = server.connect("checks", Some(CHECK_TIMEOUT)).await?;
-            let version = version(&mut connection).await?;
+        let mut servers = BTreeMap::new();
+        for server in found {
+            // The Redis of the first ring comes first, because it knows all sidecars.
+            let name = server.to_string();
+            servers.entry((name != first, name)).or_insert((server, 0)).1 += 1;
+        }
+        let (mut report, mut sidecars, mut has_room) = (StoreReport::default(), 1, true);
+        for ((_, name), (server, rings)) in servers {
+            let mut connection = self.topology.connect(&server, "checks", Some(CHECK_TIMEOUT)).await?;
+            let info = info(&mut connection).await?;
+            let version = info.get::<String>("redis_version");
             if let Some(text) = version.as_deref().and_then(too_old) {
                 return Err(Fault::new(FaultKind::Unfit, format!("{name}: {text}")));
             }
-            let settings = settings(&mut connection).await;
-            for warning in self.check_settings(&settings) {
+            let settings = read_settings(&mut connection, &info).await;
+            let mut warnings = self.check_settings(&settings);
+            if name == first {
+                (report.sidecars, sidecars) =
+                    self.exchange_versions(&mut connection).await.unwrap_or_else(|error| {
+                        debug!(%error, "the versions of the sidecars cannot be read and are not reported");
+                        (BTreeMap::new(), 1)
+                    });
+            }
+            let connected: usize = info.get("connected_clients").unwrap_or_default();
+            if let Some(warning) = room(&settings, rings, sidecars, connected + self.missing(rings)) {
+                has_room = false;
+                warnings.push(warning);
+                if self.is_first() {
+                    // The others then close their connections for hints, which this sidecar needs for requests.
+                    let mut hint = redis::cmd("XADD");
+                    hint.arg(&self.keys.news).arg("MAXLEN").arg(16).arg("*").arg(CROWDED).arg(1);
+                    let _ = hint.exec_async(&mut connection).await;
+                }
+            }
+            for warning in warnings {
                 report.warnings.entry(warning).or_default().push(name.clone());
             }
-            let replicas = redis::cmd("INFO").arg("replication").query_async::<InfoDict>(&mut connection).await;
-            let replicas = replicas.ok().and_then(|info| info.get("connected_slaves"));
-            if name == first {
-                report.sidecars = self.exchange_versions(&mut connection).await.unwrap_or_else(|error| {
-                    debug!(%error, "the versions of the sidecars cannot be read and are not reported");
-                    BTreeMap::new()
-                });
-            }
+            let replicas = info.get("connected_slaves");
             report.servers.push(ServerReport { address: name, version, replicas, settings });
         }
+        self.topology.has_room.send_replace(has_room);
         Ok(report)
     }
 
+    /// Returns whether no check has succeeded yet. The sidecar then has no other connection to Redis.
+    fn is_first(&self) -> bool {
+        self.known.lock().servers.is_empty()
+    }
+
+    /// Returns the number of connections to a Redis with `rings` rings that this sidecar still opens.
+    fn missing(&self, rings: usize) -> usize {
+        match *self.topology.has_room.borrow() {
+            true => 0,
+            false if self.is_first() => connections(rings),
+            false => rings,
+        }
+    }
+
     /// Records the version of this sidecar in Redis, and returns those of all sidecars that did so recently. Removes
-    /// the others.
-    async fn exchange_versions(&self, connection: &mut RedisConnection) -> RedisResult<BTreeMap<String, String>> {
+    /// the others. Also returns the number of live sidecars, with this one.
+    async fn exchange_versions(
+        &self,
+        connection: &mut RedisConnection,
+    ) -> RedisResult<(BTreeMap<String, String>, usize)> {
         let (now, _): (u64, u64) = redis::cmd("TIME").query_async(connection).await?;
         let mine = format!("{} {now}", env!("CARGO_PKG_VERSION"));
         let mut commands = redis::pipe();
-        commands.hset(&self.versions, &self.sidecar, mine).ignore().hgetall(&self.versions);
-        let (all,): (BTreeMap<String, String>,) = commands.query_async(connection).await?;
+        commands.hset(&self.keys.versions, &self.keys.sidecar, mine).ignore().hgetall(&self.keys.versions);
+        commands.hlen(&self.keys.sidecars).hexists(&self.keys.sidecars, &self.keys.sidecar);
+        let (all, live, is_counted): (BTreeMap<String, String>, usize, bool) =
+            commands.query_async(connection).await?;
         let (recent, old) = recent_versions(all, now);
         if !old.is_empty() {
-            redis::cmd("HDEL").arg(&self.versions).arg(&old).query_async::<()>(connection).await?;
+            redis::cmd("HDEL").arg(&self.keys.versions).arg(&old).query_async::<()>(connection).await?;
         }
-        Ok(recent)
+        Ok((recent, live + usize::from(!is_counted)))
     }
 
     fn check_settings(&self, settings: &Settings) -> Vec<String> {
-        // Without settings, nothing is known.
-        if settings.is_empty() {
-            return Vec::new();
-        }
         // A replica becomes the primary only with Sentinels or in a Cluster. So the settings for replicas matter only
         // there.
         let may_be_replaced = self.topology.kind != TopologyKind::Standalone;
         let of_replicas = may_be_replaced.then(|| replicas(settings, self.ack_timeout)).flatten();
         [policy(settings), persistence(settings).map(str::to_owned), of_replicas].into_iter().flatten().collect()
     }
-}
-
-/// Reads the settings that are checked. Returns none if Redis does not report them.
-async fn settings(connection: &mut RedisConnection) -> Settings {
-    redis::cmd("CONFIG").arg("GET").arg(&SETTINGS).query_async(connection).await.unwrap_or_else(|error| {
-        // Hosted services and ACLs may forbid CONFIG GET.
-        debug!(%error, ?SETTINGS, "these settings of Redis cannot be read and are not checked");
-        Settings::new()
-    })
 }
 
 /// Splits the entries `version unix-time` of all sidecars into the versions of recent entries and the names of old
@@ -206,75 +232,15 @@ fn recent_versions(all: BTreeMap<String, String>, now: u64) -> (BTreeMap<String,
     (recent, old)
 }
 
-/// Reads the version of Redis. Returns none if Redis does not report it.
-async fn version(connection: &mut RedisConnection) -> RedisResult<Option<String>> {
-    match redis::cmd("INFO").arg("server").query_async::<InfoDict>(connection).await {
+/// Reads INFO. Returns nothing if the user of Redis may not.
+async fn info(connection: &mut RedisConnection) -> RedisResult<InfoDict> {
+    match redis::cmd("INFO").query_async(connection).await {
         Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => {
             debug!(%error, "the version of Redis cannot be read and is not checked");
-            Ok(None)
+            Ok(InfoDict::new(""))
         }
-        answered => Ok(answered?.get("redis_version")),
+        answered => answered,
     }
-}
-
-fn too_old(version: &str) -> Option<String> {
-    let major = version.split('.').next().and_then(|major| major.parse::<u64>().ok()).unwrap_or_default();
-    (major < OLDEST_MAJOR)
-        .then(|| format!("it is version {version}, and ackwheel needs Redis 7 or Valkey 7.2 or later: update it"))
-}
-
-fn policy(settings: &Settings) -> Option<String> {
-    let policy = settings.get("maxmemory-policy")?;
-    (policy != "noeviction").then(|| {
-        format!(
-            "Redis may evict keys when its memory is full (maxmemory-policy {policy}): messages in flight would be \
-             lost; set maxmemory-policy noeviction, so that adds are refused instead"
-        )
-    })
-}
-
-fn persistence(settings: &Settings) -> Option<&'static str> {
-    let setting = |name: &str| settings.get(name).map(String::as_str).unwrap_or_default();
-    match (setting("appendonly"), setting("save"), setting("appendfsync")) {
-        ("yes", _, "no") => Some(
-            "Redis leaves it to the system when its append-only file reaches the disk (appendfsync no): a crash of the \
-             machine loses up to half a minute; set appendfsync everysec or always",
-        ),
-        ("yes", _, _) => None,
-        (_, "", _) => Some(
-            "Redis keeps nothing on disk (appendonly no, save \"\"): a restart of Redis loses messages in flight \
-             and the outbox; set appendonly yes",
-        ),
-        _ => Some(
-            "Redis keeps snapshots only (appendonly no): a restart of Redis goes back to the last one, so that \
-             acknowledged messages come back and time out; set appendonly yes",
-        ),
-    }
-}
-
-fn replicas(settings: &Settings, ack_timeout: Duration) -> Option<String> {
-    let least = settings.get("min-replicas-to-write")?;
-    if least == "0" {
-        return Some(String::from(
-            "Redis takes writes also when no replica follows it (min-replicas-to-write 0): adds and acknowledgements \
-             may be lost while another takes over; set min-replicas-to-write 1, so that they are refused or held until \
-             then, with at least two replicas: with one, Redis refuses writes while it is down",
-        ));
-    }
-    let max_lag = Duration::from_secs(settings.get("min-replicas-max-lag")?.parse().ok()?);
-    if max_lag.is_zero() {
-        return Some(format!(
-            "min-replicas-max-lag 0 switches min-replicas-to-write {least} off: Redis takes writes also when no \
-             replica follows it; set min-replicas-max-lag to less than the ack timeout of {ack_timeout:?}"
-        ));
-    }
-    (max_lag >= ack_timeout).then(|| {
-        format!(
-            "a primary without its replicas takes writes for min-replicas-max-lag {max_lag:?} more, and the ack \
-             timeout is {ack_timeout:?}: messages are added, acknowledged and time out in that time, and all of it may \
-             be lost when another takes over; set min-replicas-max-lag to less than the ack timeout"
-        )
-    })
 }
 
 /// Returns the findings that are new: they concern a server for which `known` does not contain them.
@@ -294,10 +260,7 @@ const HINTS: &[(&str, &str)] = &[
     ("certificate not valid yet", "check the clocks of this host and of the host that issued the certificate"),
     ("not valid for name", "name Redis in --store by a host name that its certificate contains"),
     ("DB index", "correct the number of the database at the end of --store"),
-    (
-        "maxclients",
-        "a sidecar has two connections to Redis for each ring, and opens one for a moment once a minute",
-    ),
+    ("maxclients", "a sidecar has two connections to Redis for each ring, and two more"),
     ("timed out", MAYBE_TLS),
     ("reset by peer", MAYBE_TLS),
     ("InvalidContentType", MAYBE_TLS),
@@ -318,40 +281,6 @@ fn hint(cause: &str) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const TIMEOUT: Duration = Duration::from_secs(15);
-
-    fn settings(pairs: &[(&str, &str)]) -> Settings {
-        pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
-    }
-
-    #[test]
-    fn settings_that_lose_messages_are_named_with_their_remedy() {
-        let text = policy(&settings(&[("maxmemory-policy", "allkeys-lru")])).unwrap();
-        assert!(text.contains("allkeys-lru") && text.contains("noeviction"), "{text}");
-        assert_eq!(policy(&settings(&[("maxmemory-policy", "noeviction")])), None);
-        for (save, word) in [("", "keeps nothing"), ("3600 1", "snapshots only")] {
-            let text = persistence(&settings(&[("appendonly", "no"), ("save", save)])).unwrap();
-            assert!(text.contains(word) && text.contains("appendonly yes"), "{text}");
-        }
-        assert_eq!(persistence(&settings(&[("appendonly", "yes"), ("appendfsync", "everysec")])), None);
-        let text = replicas(&settings(&[("min-replicas-to-write", "0")]), TIMEOUT).unwrap();
-        assert!(text.contains("set min-replicas-to-write 1"), "{text}");
-        assert_eq!(replicas(&settings(&[("min-replicas-to-write", "1")]), TIMEOUT), None);
-    }
-
-    #[test]
-    fn a_lag_of_replicas_as_long_as_the_ack_timeout_is_named() {
-        let lag = |lag, timeout| {
-            replicas(&settings(&[("min-replicas-to-write", "1"), ("min-replicas-max-lag", lag)]), timeout)
-        };
-        assert_eq!(lag("10", TIMEOUT), None);
-        for (seconds, timeout) in [("10", Duration::from_secs(10)), ("10", Duration::from_secs(5))] {
-            let text = lag(seconds, timeout).unwrap();
-            assert!(text.contains("min-replicas-max-lag 10s") && text.contains(&format!("{timeout:?}")), "{text}");
-        }
-        assert!(lag("0", TIMEOUT).unwrap().contains("off"));
-    }
 
     #[test]
     fn a_version_counts_for_three_minutes() {

@@ -84,8 +84,7 @@ impl RedisStore {
             clock: Arc::clone(clock),
             ack_timeout: options.wheel.ticks(options.wheel.slots().into()),
             known: Arc::clone(&report),
-            versions: keys[0].versions.clone(),
-            sidecar: sidecar.clone(),
+            keys: Keys::new(&options.namespace, 0, options.wheel.slots(), &sidecar),
         };
         checks.first().await?;
         warn_of_settings(&topology);
@@ -115,7 +114,12 @@ impl RedisStore {
         for link in &*links {
             let lease = Arc::new(RedisLease::new(Arc::clone(link), Arc::clone(&leaderships)));
             let outbox = Arc::new(RedisOutbox::new(Arc::clone(link)));
-            tasks.spawn(hints::listen(Arc::clone(link), Arc::clone(&outbox), Arc::clone(&lease)));
+            tasks.spawn(hints::listen(
+                Arc::clone(link),
+                Arc::clone(&links),
+                Arc::clone(&outbox),
+                Arc::clone(&lease),
+            ));
             let heartbeats = tokio::spawn(Arc::clone(&outbox).send_heartbeats());
             outboxes.push((Arc::clone(&outbox), AbortOnDropHandle::new(heartbeats)));
             rings.push(RingParts {

@@ -4,6 +4,9 @@ use redis::{ConnectionAddr, ErrorKind, RedisError};
 
 use crate::core::{Reason, Refusal};
 
+/// The beginning of the error if Redis has as many connections as it allows.
+pub(crate) const NO_ROOM: &str = "Redis has no room for more connections (maxclients)";
+
 /// The reason why a command to Redis failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
@@ -55,6 +58,8 @@ fault_kinds! {
     NoScript => ("noscript", false, true),
     /// The script refused this connection: the sidecar has registered a newer connection, or the ring no longer exists.
     Stale => ("stale", true, true),
+    /// Redis has as many connections as it allows.
+    Crowded => ("disconnected", true, true),
     /// The command was not sent, because the sidecar has no connection to Redis.
     Unreachable => ("other", false, true),
     /// The Redis user or the password is wrong, or the user is not allowed to run the command.
@@ -71,7 +76,8 @@ fault_kinds! {
 impl FaultKind {
     /// Returns whether such a fault usually ends soon, without action of an operator.
     pub(super) fn passes(self) -> bool {
-        matches!(self, FaultKind::Timeout | FaultKind::Disconnected | FaultKind::Loading | FaultKind::Busy)
+        use FaultKind::{Busy, Crowded, Disconnected, Loading, Timeout};
+        matches!(self, Timeout | Disconnected | Loading | Busy | Crowded)
     }
 }
 
@@ -124,6 +130,7 @@ impl From<RedisError> for Fault {
         let kind = match error.code() {
             _ if error.is_timeout() => FaultKind::Timeout,
             _ if is_denied(&error) => FaultKind::Denied,
+            _ if error.to_string().contains(NO_ROOM) => FaultKind::Crowded,
             _ if error.is_io_error() || error.is_connection_dropped() => FaultKind::Disconnected,
             _ if error.kind() == ErrorKind::AuthenticationFailed => FaultKind::Forbidden,
             Some("NOAUTH" | "NOPERM" | "WRONGPASS") => FaultKind::Forbidden,

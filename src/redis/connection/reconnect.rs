@@ -45,7 +45,8 @@ pub(crate) struct Sessions {
 
 impl Sessions {
     /// Opens the first session. Retries for up to [`START_TIMEOUT`] after a fault that usually ends by itself, for
-    /// example while Redis loads its data. Returns any other fault at once.
+    /// example while Redis loads its data. Retries without end while Redis has no room for the connection: other
+    /// sidecars then close theirs for hints, or its limit is raised. Returns any other fault at once.
     pub(crate) async fn begin(link: Arc<Link>) -> Result<Sessions, Fault> {
         let mut sessions = Sessions { link, opened: 0, incarnation: None, server: None };
         let Link { topology, clock, state, .. } = &*Arc::clone(&sessions.link);
@@ -59,7 +60,8 @@ impl Sessions {
                 Err(fault) => fault,
             };
             let ends_by_itself = fault.kind.passes() || topology.finds_again(fault.kind);
-            if !ends_by_itself || clock.now().saturating_duration_since(begun) >= START_TIMEOUT {
+            let is_over = clock.now().saturating_duration_since(begun) >= START_TIMEOUT;
+            if !ends_by_itself || (is_over && fault.kind != FaultKind::Crowded) {
                 return Err(fault);
             }
             if !std::mem::replace(&mut is_logged, true) {
@@ -117,7 +119,7 @@ impl Sessions {
         let Link { ring, keys, topology, servers, clock, metrics, progress, .. } = &*self.link;
         // The connection has no timeout for answers, because `RedisServer::exchange` applies one.
         let found = topology.find_all(&[keys.slot], clock).await?.remove(0);
-        let mut connection = found.connect("requests", None).await?;
+        let mut connection = topology.connect(&found, "requests", None).await?;
         let mut loads = redis::pipe();
         for script in SCRIPTS.all() {
             loads.add_command(script.load()).ignore();

@@ -12,12 +12,14 @@ pub(crate) mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use tokio::sync::watch::Sender;
 
 use crate::clock::Clock;
 use crate::redis::connection::errors::{Fault, FaultKind};
+use crate::redis::topology::dial::RedisConnection;
 use crate::redis::topology::endpoint::Endpoint;
 use crate::redis::topology::majority::{Slot, View, Views};
 use crate::redis::topology::nodes::{Found, Node, answers};
@@ -54,6 +56,9 @@ pub struct Topology {
     /// Whether ticks expire even while no majority of the nodes confirms the primary: the flag
     /// `--expire-without-majority`.
     pub(super) is_without_majority: bool,
+    /// Whether Redis has room for the connections of all sidecars. Otherwise this sidecar does without those for hints,
+    /// so that all sidecars get those for requests.
+    pub(super) has_room: Sender<bool>,
 }
 
 impl Topology {
@@ -93,6 +98,20 @@ impl Topology {
             }
         }
         slots.iter().map(|slot| views.owner(*slot, self.is_without_majority)).collect()
+    }
+
+    /// Opens a connection to `found`. Records if that Redis has no room for it.
+    pub(super) async fn connect(
+        &self,
+        found: &Found,
+        purpose: &str,
+        response_timeout: Option<Duration>,
+    ) -> Result<RedisConnection, Fault> {
+        let connected = found.connect(purpose, response_timeout).await.map_err(Fault::from);
+        if connected.as_ref().is_err_and(|fault| fault.kind == FaultKind::Crowded) {
+            self.has_room.send_replace(false);
+        }
+        connected
     }
 
     /// Returns all known Sentinels or Cluster nodes. Returns none if Redis has a fixed address.

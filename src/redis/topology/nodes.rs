@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tracing::debug;
 
-use crate::redis::connection::errors::Fault;
+use crate::redis::connection::errors::{Fault, NO_ROOM};
 use crate::redis::topology::dial::RedisConnection;
 use crate::redis::topology::endpoint::Endpoint;
 
@@ -160,10 +160,9 @@ async fn connect(
 ) -> RedisResult<RedisConnection> {
     let mut connection = match RedisConnection::open(endpoint, connection_timeout, response_timeout).await {
         Err(error) if is_at_maxclients(&error, endpoint.address()).await => {
-            return Err(RedisError::from(io::Error::other(
-                "Redis has no room for more connections (maxclients): raise maxclients in Redis, or end unused \
-                 connections, which CLIENT LIST names",
-            )));
+            return Err(RedisError::from(io::Error::other(format!(
+                "{NO_ROOM}: raise maxclients in Redis, or end unused connections, which CLIENT LIST names"
+            ))));
         }
         connected => connected?,
     };

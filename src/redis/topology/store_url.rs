@@ -8,6 +8,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use redis::{ConnectionAddr, ConnectionInfo};
 use serde::Deserialize;
+use tokio::sync::watch::Sender;
 
 use crate::redis::topology::endpoint::{CredentialFiles, Endpoint};
 use crate::redis::topology::nodes::Node;
@@ -119,6 +120,7 @@ impl Topology {
             learnt: Mutex::default(),
             views: Mutex::default(),
             is_without_majority: false,
+            has_room: Sender::new(false),
         };
         let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
         let (scheme, kind, port) = match scheme.rsplit_once('-') {
