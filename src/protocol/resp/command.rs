@@ -210,8 +210,7 @@ impl Usage {
             if arguments.is(next, "TIMEOUT") {
                 let ticks = number::<u64>(value).ok_or_else(|| self.malformed("TIMEOUT is a number of ticks"))?;
                 if ticks == 0 {
-                    let text =
-                        "an ack timeout of 0 ticks is not possible: ask for 1 tick or more, or leave TIMEOUT out";
+                    let text = "an ack timeout of 0 ticks is not possible: ask for 1 or more, or none";
                     return Err(Refusal::new(Reason::BadAckTimeout, text));
                 }
                 // The ring refuses more ticks than it has slots.
@@ -294,10 +293,8 @@ impl Usage {
                 self.malformed(&format!("{} is no batch id, which AW.TAKE returned", quoted(argument)))
             })
         };
-        let mut batches = Vec::with_capacity(count);
-        for argument in arguments.from(first) {
-            batches.push(batch(argument)?);
-        }
+        let mut batches = arguments.from(first).map(batch).collect::<Result<Vec<_>, _>>()?;
+        batches.shrink_to_fit();
         Ok(batches)
     }
 }
@@ -414,7 +411,7 @@ mod tests {
             ("AW.ADD", "0 messages are not possible, 1 to 32768 are: write AW.ADD [TIMEOUT ticks]"),
             ("AW.ADD TIMEOUT 5", "0 messages are not possible"),
             ("AW.ADD TIMEOUT x 1", "TIMEOUT is a number of ticks: write AW.ADD"),
-            ("AW.ADD TIMEOUT 0 1", "an ack timeout of 0 ticks is not possible: ask for 1 tick or more"),
+            ("AW.ADD TIMEOUT 0 1", "an ack timeout of 0 ticks is not possible: ask for 1 or more, or none"),
             ("AW.ADD ATTEMPT 0 1", "ATTEMPT is a number from 1 to 255: write AW.ADD"),
             ("AW.ADD ATTEMPT 256 1", "ATTEMPT is a number from 1 to 255"),
             ("AW.ADD NX 1", "'NX' is no option and no message: write AW.ADD"),
