@@ -10,9 +10,11 @@ use rustix::process::Signal;
 
 use crate::support::checker::{Ledger, Loader, Taker, assert_every_answer_was_kept};
 use crate::support::frames::{self, ACKED, LATE};
+use crate::support::held_thread::HeldThread;
 use crate::support::process::{Log, Process, assert_names};
 use crate::support::raw::Raw;
 use crate::support::redis::Redis;
+use crate::support::resp::{Reply, Resp};
 use crate::support::sidecar::{Sidecar, serve};
 use crate::support::wait_until;
 
@@ -74,6 +76,33 @@ fn while_it_drains_acks_of_clients_are_answered_and_new_messages_refused() {
     assert_eq!(connection.went_away.len(), 1);
     subscriber.request(&frames::batch_ack(&[batch.id]));
     assert_eq!(sidecar.exit().code(), Some(0));
+}
+
+/// The ring still takes messages, because the thread that drains it is held.
+#[test]
+fn a_connection_that_knows_of_the_drain_gets_no_add_accepted_whatever_the_ring_does() {
+    let mut sidecar = Sidecar::start(&["--resp", "127.0.0.1:0", "--drain-timeout", "3s"]);
+    let mut connection = sidecar.connect();
+    connection.ask(&frames::add(&[1, 2], 0, 1)).added();
+    let mut resp = Resp::connect(sidecar.resp.unwrap());
+    assert_eq!(resp.ask("AW.DEL 7").texts(), ["unknown"]);
+    let Some(held) = HeldThread::hold(sidecar.id(), "ticker") else { return };
+    sidecar.signal(Signal::TERM);
+    while connection.went_away.is_empty() {
+        connection.ask(&frames::ping(b"until GoAway"));
+    }
+    let add = connection.request(&frames::add(&[3], 0, 1));
+    let del = connection.request(&frames::del(&[1, 3]));
+    connection.answer(add).assert_error(65, frames::RETRYABLE);
+    assert_eq!(connection.answer(del).outcomes(), [ACKED, 0], "an Ack in the same write counts");
+    // The other door says nothing about a drain before it refuses.
+    wait_until("an add is refused", || matches!(resp.ask("AW.ADD 4"), Reply::Error(_)));
+    for _ in 0..20 {
+        resp.ask("AW.ADD 5").assert_error("DRAINING not applied");
+    }
+    assert_eq!(resp.ask("AW.DEL 2 5").texts(), ["acked", "unknown"]);
+    drop(held);
+    sidecar.exit();
 }
 
 #[test]

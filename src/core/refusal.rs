@@ -173,6 +173,13 @@ impl Refusal {
     pub fn new(reason: Reason, text: impl Into<Cow<'static, str>>) -> Refusal {
         Refusal { reason, text: text.into() }
     }
+
+    /// Returns the refusal of an add while the sidecar drains.
+    #[cfg(feature = "sidecar")]
+    pub(crate) fn draining() -> Refusal {
+        let text = "this sidecar is draining and takes no new messages: add them through another one";
+        Refusal::new(Reason::Draining, text)
+    }
 }
 
 /// Returns the answers of all rings, or one refusal if any ring refused: see [`merge_refusals`].

@@ -14,7 +14,7 @@ use super::journal::Event;
 use super::shard::{Position, Shard};
 use super::table::{Hash, MAX_SHARD_BITS};
 use super::wheel::{MemoryWheel, WheelState};
-use crate::core::{Message, Reason, Refusal, Request, RequestBatch};
+use crate::core::{Message, Refusal, Request, RequestBatch};
 
 const _: () = assert!(1 << MAX_SHARD_BITS <= u128::BITS, "a bit for each shard");
 
@@ -240,8 +240,7 @@ fn count_distinct(mut messages: Vec<Message>) -> u64 {
 /// Refuses adds, because the ring drains.
 #[cold]
 fn refuse_adds(requests: &mut [Request]) {
-    let text = "this sidecar is draining and takes no new messages: add them through another one";
-    let refusal = Arc::new(Refusal::new(Reason::Draining, text));
+    let refusal = Arc::new(Refusal::draining());
     for request in requests.iter_mut().filter(|request| request.adds()) {
         request.refusal.get_or_insert_with(|| Arc::clone(&refusal));
     }
@@ -256,7 +255,7 @@ mod tests {
 
     use super::*;
     use crate::core::single_request::{AddNewMsg, DelMsg, SingleRequest};
-    use crate::core::{DrainOutcome, Operation, Outcome, Retention, Ring, StormRule, Tick, Wheel};
+    use crate::core::{DrainOutcome, Operation, Outcome, Reason, Retention, Ring, StormRule, Tick, Wheel};
     use crate::memory::{MemoryOptions, MemoryOutbox, MemoryRing};
 
     fn ring(max_in_flight: u64, now: Instant) -> MemoryRing {

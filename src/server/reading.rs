@@ -80,10 +80,14 @@ impl<P: ClientProtocol> Session<P> {
         }
     }
 
-    /// Submits adds and dels to the rings. Returns whether they are complete, and the number of adds. The others complete
+    /// Submits adds and dels to the rings. Refuses adds once the peer knows that the sidecar drains, even if the rings
+    /// still take them. Returns whether they are complete, and the number of adds. The others complete
     /// in `completed`.
     pub(super) fn submit(&mut self, batch: &mut RequestBatch, now: Instant) -> (Submitted, u64) {
         let (slots, mut adds) = (self.shared.rings.wheel().slots(), 0);
+        if self.is_draining {
+            batch.refuse_adds(Refusal::draining());
+        }
         let not_permitted = self.grant.check(Right::Produce).err().map(Arc::new);
         for request in &mut batch.requests {
             adds += u64::from(request.operation.is_add());

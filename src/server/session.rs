@@ -102,6 +102,8 @@ pub(super) struct Session<P: ClientProtocol> {
     pub(super) shared: Arc<Shared>,
     pub(super) stream: BufferedStream,
     phase: watch::Receiver<Phase>,
+    /// Whether this session has told its peer that the sidecar drains. From then on it refuses adds.
+    pub(super) is_draining: bool,
     /// The membership in the read barrier. Before a tick expires, the barrier asks all sessions to read what waits in
     /// their sockets, and waits for them.
     pub(super) barrier: Member,
@@ -146,6 +148,7 @@ impl<P: ClientProtocol> Session<P> {
             barrier: stream.join(&shared.read_barrier),
             stream,
             phase,
+            is_draining: false,
             state: State::Serving,
             grant,
             keep_alive,
@@ -302,7 +305,10 @@ impl<P: ClientProtocol> Session<P> {
         let phase = *self.phase.borrow_and_update();
         match phase {
             Phase::Serving => {}
-            Phase::Draining => P::announce_drain(self),
+            Phase::Draining => {
+                self.is_draining = true;
+                P::announce_drain(self);
+            }
             // The server closed while it accepted this connection.
             Phase::Closed => self.state = State::Ended,
         }

@@ -113,10 +113,7 @@ impl Ring for RedisRing {
         _now: Instant,
     ) -> Submitted {
         if self.draining.load(Ordering::Relaxed) {
-            batch.refuse_adds(Refusal::new(
-                Reason::Draining,
-                "this sidecar is draining and takes no new messages: add them through another one",
-            ));
+            batch.refuse_adds(Refusal::draining());
         } else if !self.link.is_up() {
             batch.refuse_adds(refusal_while_unreachable());
         }
