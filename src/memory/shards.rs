@@ -43,25 +43,27 @@ impl Shards {
         Shards { options, bits, list: (0..1 << bits).map(shard).collect(), hasher }
     }
 
-    /// Returns the counts of a tick, summed over all shards.
-    pub(super) fn counts(&self, tick: Tick) -> TickCount {
-        self.sum(|shard| *shard.of_tick(tick, self.options.wheel))
-    }
-
-    /// Resets the counts of a tick that expires. Returns the old counts, summed over all shards.
-    pub(super) fn take_counts(&self, tick: Tick) -> TickCount {
-        self.sum(|shard| std::mem::take(shard.of_tick(tick, self.options.wheel)))
-    }
-
-    fn sum(&self, count: impl Fn(&mut Shard) -> TickCount) -> TickCount {
-        self.list.iter().map(|shard| count(&mut shard.lock())).fold(TickCount::default(), |sum, count| TickCount {
-            in_flight: sum.in_flight + count.in_flight,
-            acked: sum.acked + count.acked,
-        })
+    /// Reads the counts of each tick from each shard with `read`, and returns their sums. Locks each shard once, however
+    /// many ticks there are.
+    pub(super) fn counts(
+        &self,
+        ticks: &(impl Iterator<Item = Tick> + Clone),
+        read: impl Fn(&mut TickCount) -> TickCount,
+    ) -> Vec<TickCount> {
+        let mut sums = vec![TickCount::default(); ticks.clone().count()];
+        for shard in &self.list {
+            let mut shard = shard.lock();
+            for (sum, tick) in sums.iter_mut().zip(ticks.clone()) {
+                let count = read(shard.of_tick(tick, self.options.wheel));
+                sum.in_flight += count.in_flight;
+                sum.acked += count.acked;
+            }
+        }
+        sums
     }
 
     /// Returns the ticks that can have messages in flight while the pointer stands at `pointer`.
-    pub(super) fn open_ticks(&self, pointer: Tick) -> impl Iterator<Item = Tick> + use<> {
+    pub(super) fn open_ticks(&self, pointer: Tick) -> impl Iterator<Item = Tick> + Clone + use<> {
         (pointer.0..pointer.0 + horizon(self.options.wheel)).map(Tick)
     }
 

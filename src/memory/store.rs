@@ -211,9 +211,11 @@ impl Ring for MemoryRing {
     async fn status(&self, now: Instant) -> Result<RingStatus, Refusal> {
         let wheel = &self.wheel;
         let schedule = wheel.state.read().schedule;
+        let ticks = wheel.shards.open_ticks(schedule.pointer());
+        let counts = wheel.shards.counts(&ticks, |count| *count);
         let mut slots = vec![0; usize::from(wheel.shards.options.wheel.slots())];
-        for tick in wheel.shards.open_ticks(schedule.pointer()).skip(1) {
-            slots[wheel.shards.options.wheel.slot(tick)] += wheel.shards.counts(tick).in_flight;
+        for (tick, count) in ticks.zip(&counts).skip(1) {
+            slots[wheel.shards.options.wheel.slot(tick)] += count.in_flight;
         }
         Ok(RingStatus {
             pointer: schedule.pointer(),
@@ -223,7 +225,7 @@ impl Ring for MemoryRing {
             leads: true,
             in_flight: wheel.in_flight.count(),
             slots,
-            closing: wheel.shards.counts(schedule.pointer()).in_flight,
+            closing: counts[0].in_flight,
             ..RingStatus::default()
         })
     }
@@ -285,5 +287,48 @@ mod tests {
         let moved = |expired, shifted, next| Advance::Moved { expired, lateness: Duration::ZERO, shifted, next };
         assert_eq!(advance(woken + TICK), moved(Tick(7), 1, woken + TICK * 2));
         assert_eq!(advance(woken + TICK * 2), moved(Tick(8), 0, woken + TICK * 3));
+    }
+
+    /// While the status waits for the last shard, the counts of the first one change. A status that locked a shard for
+    /// each tick would contain the change.
+    #[test]
+    fn the_status_locks_each_shard_once() {
+        let start = Instant::now();
+        let outbox = Arc::new(MemoryOutbox::new(Retention::default(), start));
+        let options = MemoryOptions {
+            wheel: Wheel::new(3_600, TICK).unwrap(),
+            storm: StormRule::default(),
+            retention: Retention::default(),
+            max_in_flight: 10,
+            threads: 2,
+        };
+        let ring = MemoryRing::new(options, (1, Tick(7)), outbox, start);
+        let shards = &ring.wheel.shards;
+        let [first, .., last] = &*shards.list else { panic!("two threads have several shards") };
+        let mut at_first = first.lock();
+        let at_last = last.lock();
+        let (begin, thread) = std::sync::mpsc::channel();
+        let status = std::thread::scope(|scope| {
+            let asking = scope.spawn(|| {
+                begin.send(rustix::thread::gettid()).unwrap();
+                ring.status(start).now_or_never().unwrap().unwrap()
+            });
+            let state = format!("/proc/self/task/{}/stat", thread.recv().unwrap());
+            let sleeps = || std::fs::read_to_string(&state).unwrap().contains(") S ");
+            // It waits for the first shard, and then for the last one.
+            while !sleeps() {
+                std::thread::yield_now();
+            }
+            parking_lot::MutexGuard::bump(&mut at_first);
+            while !sleeps() {
+                std::thread::yield_now();
+            }
+            for tick in shards.open_ticks(Tick(7)) {
+                at_first.of_tick(tick, options.wheel).in_flight += 1;
+            }
+            drop((at_first, at_last));
+            asking.join().unwrap()
+        });
+        assert_eq!((status.closing, status.slots.iter().sum::<u64>()), (0, 0));
     }
 }

@@ -210,8 +210,8 @@ impl MemoryWheel {
         let mut unlisted: Vec<_> =
             self.shards.list.iter().map(|shard| std::mem::take(&mut shard.lock().unlisted)).collect();
         let mut expired = Vec::new();
-        for tick in (ticks.start.0..ticks.end.0).map(Tick) {
-            let count = self.shards.take_counts(tick);
+        let ticks = (ticks.start.0..ticks.end.0).map(Tick);
+        for (tick, count) in ticks.clone().zip(self.shards.counts(&ticks, std::mem::take)) {
             self.in_flight.change(count.in_flight.wrapping_neg());
             let counts = self.shards.options.storm.count(count.acked, count.in_flight, drained);
             expired.push((tick, counts));

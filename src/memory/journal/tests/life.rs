@@ -61,7 +61,11 @@ impl Content {
                 }
             }
         }
-        let acked = wheel.shards.open_ticks(pointer).map(|tick| (tick, wheel.shards.counts(tick).acked));
+        let ticks = wheel.shards.open_ticks(pointer);
+        let acked = ticks
+            .clone()
+            .zip(wheel.shards.counts(&ticks, |count| *count))
+            .map(|(tick, counts)| (tick, counts.acked));
         let queue = wheel.outbox.queue.lock();
         let batches = queue.batches.values().map(|stored| {
             let mut messages: Vec<Message> =
