@@ -52,7 +52,7 @@ const SHORTEST_DELAY: Duration = Duration::from_millis(10);
 /// How long a member is excluded from a batch that it let become overdue. Other members can get the batch at once.
 const OVERDUE_EXCLUSION: Duration = Duration::from_secs(1);
 
-/// The maximum number of batches with exclusions that a search for a redelivery checks.
+/// The maximum number of batches with exclusions that a search for a redelivery, or for a batch to lend, checks.
 const MAX_SEARCHED: usize = 64;
 
 /// The maximum number of batches that are lent at a time. The number is limited, because each `take` from the outbox
@@ -86,8 +86,8 @@ pub(crate) struct Dispatch {
     free: BTreeSet<BatchId>,
     /// Waiting batches from which some members are excluded, but not all.
     restricted: BTreeSet<BatchId>,
-    /// Waiting batches that are not lent.
-    unlent: BTreeSet<BatchId>,
+    /// Waiting batches from which all members are excluded.
+    blocked: BTreeSet<BatchId>,
     /// Number of lent batches.
     lent: usize,
     timers: BTreeSet<(Instant, BatchId)>,
@@ -104,9 +104,7 @@ impl Dispatch {
     pub(crate) fn join(&mut self, id: MemberId, credit: Credit) {
         self.members.push(Member { id, credit, out: 0, unread: 0, reserved: 0 });
         // The new member can get the batches from which all others are excluded.
-        let waiting = self.batches.iter().filter(|(_, pending)| pending.holder.is_none());
-        self.restricted
-            .extend(waiting.filter(|(_, pending)| !pending.excluded.is_empty()).map(|(batch, _)| *batch));
+        self.restricted.append(&mut self.blocked);
     }
 
     /// Removes a member. The batches that it held wait for other members. If no member is left, returns all batches
@@ -118,8 +116,9 @@ impl Dispatch {
         }
         let mut orphans = Vec::new();
         for (batch, pending) in &mut self.batches {
-            let was_excluded = pending.excluded.remove(&id).is_some();
-            if pending.holder == Some(id) || pending.holder.is_none() && was_excluded {
+            let had_exclusions = !pending.excluded.is_empty();
+            pending.excluded.remove(&id);
+            if pending.holder == Some(id) || pending.holder.is_none() && had_exclusions {
                 orphans.push(*batch);
             }
         }
@@ -183,13 +182,26 @@ impl Dispatch {
     pub(crate) fn lend(&mut self) -> Vec<BatchId> {
         let room = if self.is_shared { MAX_LENT.saturating_sub(self.lent) } else { 0 };
         let is_unavailable = |batch: &&BatchId| self.find_member(self.batches.get(batch)).is_none();
-        let batches: Vec<BatchId> = self.unlent.iter().filter(is_unavailable).take(room).copied().collect();
+        let mut batches: Vec<BatchId> = self.lendable(room).filter(is_unavailable).copied().collect();
+        batches.sort_unstable();
+        batches.truncate(room);
         for batch in &batches {
             if let Some(pending) = self.remove(*batch) {
                 self.insert(*batch, PendingBatch { lent: true, ..pending });
             }
         }
         batches
+    }
+
+    /// Returns the batches from which [`Dispatch::lend`] chooses at most `room`. Their number is limited, however many
+    /// batches wait. At most [`MAX_LENT`] lent batches are skipped on the way.
+    fn lendable(&self, room: usize) -> impl Iterator<Item = &BatchId> {
+        // A member that has room can get any free batch.
+        let most_free = if self.find_member(None).is_none() { room } else { 0 };
+        let searched = if room > 0 { MAX_SEARCHED } else { 0 };
+        let sets = [(&self.free, most_free), (&self.restricted, searched), (&self.blocked, room)];
+        let is_unlent = |batch: &&BatchId| !self.batches[*batch].lent;
+        sets.into_iter().flat_map(move |(waiting, most)| waiting.iter().filter(is_unlent).take(most))
     }
 
     /// Records that a batch with `ids` messages is delivered to a member.
@@ -259,14 +271,13 @@ impl Dispatch {
         self.timers.insert((pending.timer, batch));
         self.lent += usize::from(pending.lent);
         if pending.holder.is_none() {
-            if !pending.lent {
-                self.unlent.insert(batch);
-            }
-            if pending.excluded.is_empty() {
-                self.free.insert(batch);
-            } else if self.members.iter().any(|member| !pending.excluded.contains_key(&member.id)) {
-                self.restricted.insert(batch);
-            }
+            let is_eligible = |member: &Member| !pending.excluded.contains_key(&member.id);
+            let waiting = match pending.excluded.len() {
+                0 => &mut self.free,
+                _ if self.members.iter().any(is_eligible) => &mut self.restricted,
+                _ => &mut self.blocked,
+            };
+            waiting.insert(batch);
         }
         self.batches.insert(batch, pending);
     }
@@ -276,7 +287,7 @@ impl Dispatch {
         self.timers.remove(&(pending.timer, batch));
         self.free.remove(&batch);
         self.restricted.remove(&batch);
-        self.unlent.remove(&batch);
+        self.blocked.remove(&batch);
         self.lent -= usize::from(pending.lent);
         if let Some(member) = pending.holder.and_then(|holder| self.member(holder)) {
             member.out -= pending.ids;
@@ -594,6 +605,60 @@ mod tests {
         assert_eq!(dispatch.lend(), [batch(count - 2)]);
         dispatch.handle_timers(now + REDELIVER + OVERDUE_EXCLUSION);
         assert_eq!(next_redelivery(&mut dispatch, &[]), Some((batch(1), A)));
+    }
+
+    #[test]
+    fn the_oldest_unavailable_batches_are_lent_and_few_are_looked_at_however_many_wait() {
+        let c = MemberId(3);
+        let many = 10_000;
+        let looked_at = |dispatch: &Dispatch| dispatch.lendable(MAX_LENT).count();
+        // C holds all batches. A and B exclude themselves from some.
+        let waiting = |credit| {
+            let (mut dispatch, now) = shared_group_of(&[(c, u64::MAX), (A, credit), (B, credit)]);
+            for seq in 0..many {
+                let excluded: &[MemberId] = match seq % 4 {
+                    0 => &[A, B],
+                    1 => &[A],
+                    _ => &[],
+                };
+                for member in excluded {
+                    dispatch.deliver(batch(seq), 1, *member, now);
+                    assert!(dispatch.nack(*member, batch(seq), REDELIVER, now));
+                }
+                dispatch.deliver(batch(seq), 1, c, now);
+            }
+            assert_eq!(dispatch.leave(c, now), []);
+            dispatch
+        };
+        let sequence = |batches: Vec<BatchId>| -> Vec<u32> { batches.iter().map(|batch| batch.seq).collect() };
+        let first = u32::try_from(MAX_LENT).unwrap();
+
+        let mut roomy = waiting(u64::MAX);
+        assert!(looked_at(&roomy) <= 3 * MAX_LENT, "{} of {many}", looked_at(&roomy));
+        assert_eq!(sequence(roomy.lend()), (0..first).map(|nth| nth * 4).collect::<Vec<_>>());
+        assert_eq!((looked_at(&roomy), roomy.lend()), (2 * MAX_LENT, vec![]));
+
+        let mut full = waiting(1);
+        full.deliver(batch(many), 1, A, Instant::now());
+        full.deliver(batch(many + 1), 1, B, Instant::now());
+        assert!(looked_at(&full) <= 3 * MAX_LENT, "{} of {many}", looked_at(&full));
+        assert_eq!(sequence(full.lend()), (0..first).collect::<Vec<_>>(), "no member has room for any batch");
+    }
+
+    #[test]
+    fn a_batch_whose_last_eligible_member_left_is_lent() {
+        let (mut dispatch, now) = shared_group_of(&[(A, 1_000), (B, 1_000)]);
+        let count = u32::try_from(MAX_SEARCHED).unwrap() + 1;
+        for seq in 0..count {
+            dispatch.deliver(batch(seq), 1, A, now);
+            assert!(dispatch.nack(A, batch(seq), REDELIVER, now));
+        }
+        assert_eq!((dispatch.restricted.len(), dispatch.lend()), (count as usize, vec![]));
+        assert_eq!(dispatch.leave(B, now), []);
+        assert_eq!((dispatch.restricted.len(), dispatch.blocked.len()), (0, count as usize));
+        assert_eq!(dispatch.lend().len(), MAX_LENT);
+        dispatch.join(B, Credit::Messages(1));
+        assert_eq!((dispatch.restricted.len(), dispatch.blocked.len()), (count as usize, 0));
     }
 
     #[test]

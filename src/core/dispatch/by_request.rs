@@ -53,18 +53,18 @@ impl Dispatch {
     /// outbox is shared, these are the waiting batches without exclusions, because members elsewhere may get them.
     /// Such batches are not lent, because members here may request nothing for long, and lending is limited.
     pub(crate) fn release_idle(&mut self) -> Vec<BatchId> {
-        if self.members.is_empty() {
-            return self.remove_all(|pending| pending.holder.is_none());
-        }
         let is_idle = |member: &Member| member.credit == Credit::Batches(0);
-        if self.is_shared && self.members.iter().all(is_idle) {
-            let free: Vec<BatchId> = self.free.iter().copied().collect();
-            for batch in &free {
-                self.remove(*batch);
-            }
-            return free;
+        let idle: Vec<BatchId> = if self.members.is_empty() {
+            self.free.iter().chain(&self.restricted).chain(&self.blocked).copied().collect()
+        } else if self.is_shared && self.members.iter().all(is_idle) {
+            self.free.iter().copied().collect()
+        } else {
+            Vec::new()
+        };
+        for batch in &idle {
+            self.remove(*batch);
         }
-        Vec::new()
+        idle
     }
 
     /// Records a nack like [`Dispatch::nack`], for the member that holds the batch. The batch may also be kept. Returns
