@@ -60,7 +60,7 @@ pub enum BenchError {
     #[error("{0}")]
     Connection(String),
     /// The operating system could not create a thread or a timer.
-    #[error("the load cannot be started: {0}")]
+    #[error("the load cannot be started: {0}; look at the limits of processes and open files")]
     Start(#[from] std::io::Error),
 }
 

@@ -22,6 +22,7 @@ use clap::{Parser, Subcommand};
 pub use self::serve::Serve;
 use crate::client::ClientError;
 use crate::logging;
+use crate::process::panics;
 
 /// The exit code of a failure at run time.
 const EXIT_FAILURE: u8 = 1;
@@ -186,6 +187,9 @@ fn name_right_flag(error: &mut clap::Error) {
 
 /// Runs the verb and returns the exit code of the process. For the verb `serve`, calls the function `serve`.
 pub fn run(cli: Cli, serve: fn(Serve) -> Result<(), Failure>) -> ExitCode {
+    panics::explain_refused_threads(|text| {
+        print_failure(text, EXIT_FAILURE);
+    });
     let file = if let Verb::Serve(arguments) = &cli.verb { arguments.config.clone() } else { None };
     let outcome = match cli.verb {
         Verb::Serve(arguments) => serve(*arguments),

@@ -8,18 +8,23 @@
 use std::any::Any;
 use std::cell::Cell;
 use std::future::poll_fn;
-use std::panic::{PanicHookInfo, set_hook};
+use std::panic::{PanicHookInfo, set_hook, take_hook};
 use std::process::exit;
 use std::thread;
 use std::time::Duration;
 
 use tracing::error;
 
+use super::thread::MORE_THREADS;
+
 /// The exit code of a process that a panic ended. It is the code for failures at run time.
 const EXIT_CODE: i32 = 1;
 
 /// How long writing the last log lines may take after a panic.
 const LAST_LINES_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How the panic begins with which Tokio or the standard library reports that the system starts no thread.
+const NO_THREAD: [&str; 2] = ["OS can't spawn worker thread: ", "failed to spawn thread: "];
 
 thread_local! {
     /// Whether a panic on this thread now ends only the connection that the thread is serving.
@@ -86,16 +91,38 @@ pub fn end_the_process(flush_log: impl Fn() + Send + Sync + 'static) {
             thread::sleep(LAST_LINES_TIMEOUT);
             exit(EXIT_CODE);
         });
-        let current = thread::current();
-        error!(
-            place,
-            text,
-            thread = current.name(),
-            "a panic ends the process with exit code {EXIT_CODE}, without a drain: please report it as a bug"
-        );
+        if let Some(refused) = refused_thread(text) {
+            error!("{refused}");
+        } else {
+            error!(
+                place,
+                text,
+                thread = thread::current().name(),
+                "a panic ends the process with exit code {EXIT_CODE}, without a drain: please report it as a bug"
+            );
+        }
         flush_log();
         exit(EXIT_CODE);
     }));
+}
+
+/// Installs a panic hook for a program without a log. If the system starts no thread, the hook prints an error with
+/// `print`, and ends the process. Other panics are handled as before.
+pub fn explain_refused_threads(print: impl Fn(&str) + Send + Sync + 'static) {
+    let other = take_hook();
+    set_hook(Box::new(move |panic| match refused_thread(text_of(panic)) {
+        Some(refused) => {
+            print(&refused);
+            exit(EXIT_CODE);
+        }
+        None => other(panic),
+    }));
+}
+
+/// Returns an error if the text of a panic says that the system starts no thread. That is not a bug.
+fn refused_thread(text: &str) -> Option<String> {
+    let cause = NO_THREAD.iter().find_map(|begin| text.strip_prefix(begin))?;
+    Some(format!("the system starts no further thread ({cause}): {MORE_THREADS}"))
 }
 
 /// Returns the message of a panic.
@@ -129,6 +156,17 @@ mod tests {
         })
         .await;
         assert!(!contained_now());
+    }
+
+    #[test]
+    fn the_panics_of_tokio_and_the_standard_library_about_threads_are_known() {
+        let tokio = "OS can't spawn worker thread: Resource temporarily unavailable (os error 11)";
+        let standard = "failed to spawn thread: Os { code: 11 }";
+        for text in [tokio, standard] {
+            let refused = refused_thread(text).unwrap();
+            assert!(refused.contains("11") && refused.contains("pids.max"), "{refused}");
+        }
+        assert_eq!(refused_thread("a bug"), None);
     }
 
     #[tokio::test]

@@ -1,11 +1,16 @@
 //! A thread with a runtime of its own, for tasks that must not wait for busy connections.
 
 use std::io;
+use std::sync::mpsc;
 use std::thread;
 
 use tokio::net::{TcpListener, UnixListener};
-use tokio::runtime::{Builder, Handle};
+use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::oneshot;
+
+/// The remedy if the system starts no thread.
+pub(crate) const MORE_THREADS: &str =
+    "raise the limit of processes (ulimit -u, TasksMax of systemd, pids.max of a container)";
 
 /// A thread that runs tasks. Dropping this value ends the thread and all its tasks.
 #[derive(Debug)]
@@ -26,9 +31,14 @@ impl RuntimeThread {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel();
-        thread::Builder::new().name(name.to_owned()).spawn(move || {
-            let _ = runtime.block_on(stopped);
-        })?;
+        let (give, taken) = mpsc::channel::<Runtime>();
+        let run = move || taken.recv().map(|runtime| runtime.block_on(stopped));
+        if let Err(error) = thread::Builder::new().name(name.to_owned()).spawn(run) {
+            // Dropped here, a runtime would panic, because this code may run within another runtime.
+            runtime.shutdown_background();
+            return Err(error);
+        }
+        let _ = give.send(runtime);
         Ok(RuntimeThread { handle, _stop: stop })
     }
 

@@ -130,11 +130,7 @@ impl Journal {
             .map_err(|cause| JournalError::Io { what: "write to", path: journal.folder.clone(), cause })?;
         let checkpointer = Checkpointer::new(&wheel, &buffer, &progress);
         let started = start_threads(writer, checkpointer, journal.sync, &progress, clock);
-        let writer = started.map_err(|cause| JournalError::Io {
-            what: "start the threads for",
-            path: journal.folder.clone(),
-            cause,
-        })?;
+        let writer = started.map_err(JournalError::Thread)?;
         if !recovered.is_old {
             buffer.append_event(&Event::Opened { group: GroupName::default_group(), next: 0 });
         }

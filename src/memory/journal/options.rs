@@ -10,6 +10,7 @@ use serde::{Deserialize, Deserializer};
 
 use super::Damage;
 use crate::core::Wheel;
+use crate::process::thread::MORE_THREADS;
 
 /// When written records are synced to the disk, so that a power failure does not lose them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,6 +67,9 @@ pub enum JournalError {
         /// The cause.
         cause: io::Error,
     },
+    /// A thread could not be started.
+    #[error("a thread for --journal could not be started: {0}; {remedy}", remedy = MORE_THREADS)]
+    Thread(io::Error),
     /// Another process uses the folder.
     #[error("another sidecar keeps its wheel in {path}: give each sidecar its own --journal")]
     InUse {
