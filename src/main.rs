@@ -30,9 +30,8 @@ fn serve(arguments: Serve) -> Result<(), Failure> {
     let Some(config) = arguments.check()? else { return Ok(()) };
     logging::start(&config.log, config.log_format, clock::monotonic)?;
     panics::end_the_process(logging::flush);
-    for warning in &config.warnings {
-        warn!("{warning}");
-    }
+    config.notes.iter().for_each(|note| info!("{note}"));
+    config.warnings.iter().for_each(|warning| warn!("{warning}"));
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.threads)
         .on_thread_park(parking::hook())

@@ -25,6 +25,7 @@ mod concurrent;
 mod configuration;
 mod connection_memory;
 mod connections;
+mod container;
 mod dashboards;
 mod delivery_fairness;
 mod deploy;

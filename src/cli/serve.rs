@@ -47,8 +47,8 @@ impl Serve {
         if !self.check_config {
             return Ok(Some(config));
         }
-        for warning in &config.warnings {
-            writeln!(stderr(), "ackwheel: {warning}")?;
+        for text in config.notes.iter().chain(&config.warnings) {
+            writeln!(stderr(), "ackwheel: {text}")?;
         }
         writeln!(stdout(), "the configuration is right")?;
         Ok(None)

@@ -3,6 +3,7 @@
 //! A flag overrides its environment variable, the variable overrides the file, and the file overrides the default.
 
 mod listen_address;
+mod memory_limits;
 mod settings;
 
 use std::net::SocketAddr;
@@ -66,6 +67,8 @@ pub struct Config {
     pub drain_timeout: Duration,
     /// The number of threads that serve connections.
     pub threads: usize,
+    /// Notes about defaults that follow the memory that this process may use.
+    pub notes: Vec<String>,
     /// Warnings about settings that are possible but unwise.
     pub warnings: Vec<String>,
 }
@@ -85,7 +88,8 @@ impl Settings {
     /// If a setting is not possible, or one of these files cannot be used. The error names the first wrong setting and
     /// the remedy.
     pub fn check(self) -> Result<Config, ConfigError> {
-        let values = self.values()?;
+        let mut values = self.values()?;
+        let (notes, too_much) = values.fit_into_cgroup(&self);
         if let Some(state) = &values.state {
             return Err(ConfigError(format!(
                 "--state {} is no more: name a folder with --journal, which also keeps the wheel across a crash",
@@ -130,10 +134,11 @@ impl Settings {
             log_format: values.log_format,
             drain_timeout: values.drain_timeout,
             threads: values.threads.into(),
-            warnings: Vec::new(),
+            notes,
+            warnings: too_much.into_iter().collect(),
         };
         let insecure = values.insecure;
-        config.warnings = values.exposed_secrets();
+        config.warnings.extend(values.exposed_secrets());
         config.redis = config.redis(&self, values)?;
         config.check_exposure(insecure)?;
         Ok(config)

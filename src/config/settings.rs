@@ -31,6 +31,9 @@ pub const MAX_DURATION: Duration = seconds(366 * 24 * 60 * 60);
 /// With more, threads cost more than they serve, and the system may have no room for them.
 const MAX_THREADS: u16 = 1_024;
 
+/// The least memory for the buffers of all connections, in bytes.
+pub(super) const MIN_CONNECTION_MEMORY: usize = 16 * 1_024 * 1_024;
+
 /// Above 0, and at most a year.
 const POSITIVE: RangeInclusive<Duration> = Duration::from_nanos(1)..=MAX_DURATION;
 const UP_TO_A_YEAR: &str = "a duration above 0s, at most a year";
@@ -148,7 +151,9 @@ settings! {
     /// Length of a tick, 10ms to 30s. With the default --slots and 1s, a message has 15 s [default: 1s]
     #[serde(with = "humantime_serde")]
     RING, tick: Duration, "ACKWHEEL_TICK", "DURATION", seconds(1);
-    /// Most messages in flight; more are refused. In memory one takes about 43 bytes [default: 4000000]
+    /// Most messages in flight; more are refused. In memory one takes about 43 bytes. A container with less than 1 GiB of
+    /// memory lowers this default, and those of --outbox-max-ids, --max-held-acks and --max-connection-memory
+    /// [default: 4000000]
     RING, max_in_flight: u64, "ACKWHEEL_MAX_IN_FLIGHT", "MESSAGES", 4_000_000, 1..;
     /// Where the wheel lives: `memory`, in this process, or redis://HOST:PORT/DB (rediss:// with TLS, redis+unix://
     /// over a socket), redis-sentinel://HOST:PORT,HOST:PORT/DB?master=NAME, redis-cluster://HOST:PORT,HOST:PORT, shared
@@ -228,7 +233,7 @@ settings! {
     /// Bytes that the buffers of all connections may have together, at least 16777216. Beyond them, the connection with
     /// the largest buffers is closed [default: 268435456]
     CONNECTIONS, max_connection_memory: usize, "ACKWHEEL_MAX_CONNECTION_MEMORY", "BYTES", 256 * 1_024 * 1_024,
-        16 * 1_024 * 1_024.., "at least 16777216";
+        MIN_CONNECTION_MEMORY.., "at least 16777216";
     /// Time that a new connection may take to say Hello before it is closed [default: 5s]
     #[serde(with = "humantime_serde")]
     CONNECTIONS, hello_timeout: Duration, "ACKWHEEL_HELLO_TIMEOUT", "DURATION", seconds(5), POSITIVE, UP_TO_A_YEAR;
