@@ -201,6 +201,21 @@ fn watch_takes_no_batch_and_consume_says_that_it_takes_them() {
 }
 
 #[test]
+fn consume_says_that_it_made_a_group() {
+    let sidecar = Sidecar::start(&["--tick", "100ms", "--slots", "5"]);
+    sidecar.run(&["add", "--ack-timeout-ticks", "1", "1"]).output();
+    let taken = sidecar.run(&["consume", "--group", "defualt", "--count", "1"]);
+    assert_names(
+        &taken.stderr,
+        &["the group defualt is new, and begins with the oldest batch", "ackwheel group delete defualt"],
+    );
+    let again = sidecar.run(&["add", "--ack-timeout-ticks", "1", "2"]);
+    assert_eq!(again.code, 0);
+    let taken = sidecar.run(&["consume", "--group", "defualt", "--count", "1"]);
+    assert!(!taken.stderr.contains("is new"), "{}", taken.stderr);
+}
+
+#[test]
 fn a_watch_whose_reader_is_slow_stays_connected_and_prints_everything() {
     const COUNT: u64 = 12_000;
     let sidecar = Sidecar::start(&["--tick", "100ms", "--slots", "5"]);

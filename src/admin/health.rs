@@ -45,7 +45,7 @@ pub struct Health {
 }
 
 /// The answer of the endpoints that need the store, while it is being opened.
-pub(super) const OPENING: &str =
+pub(crate) const OPENING: &str =
     "the store is being opened, and clients are refused with starting: wait, or look at the store and the log\n";
 
 impl Health {

@@ -31,7 +31,7 @@ use tracing::{debug, warn};
 
 pub use self::allowed_hosts::AllowedHosts;
 pub use self::health::Health;
-use self::health::OPENING;
+pub(crate) use self::health::OPENING;
 pub use self::shared_answer::SharedAnswer;
 use self::shared_answer::{ANSWER_TIMEOUT, Answer};
 use crate::core::Backlog;

@@ -1,13 +1,16 @@
 //! The command-line flags of all verbs (subcommands) that connect to a sidecar, and the parsers of their values.
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueHint};
+use tokio::time::{sleep, timeout};
 
 use super::Failure;
-use crate::client::{Address, Client, ClientOptions, Tls, read_token};
+use crate::client::{Address, Client, ClientError, ClientOptions, Tls, read_token};
 use crate::config::MAX_DURATION;
+use crate::core::Reason;
 
 /// The default address for requests and subscriptions.
 pub(super) const DEFAULT_ADDRESS: &str = "127.0.0.1:7415";
@@ -32,12 +35,15 @@ pub(super) fn admin(text: &str) -> Result<String, String> {
     if is_one { Ok(text.to_owned()) } else { Err(String::from("write HOST:PORT, as in 127.0.0.1:7416")) }
 }
 
+/// The pause before another attempt to reach a sidecar that starts.
+pub(super) const RETRY: Duration = Duration::from_millis(100);
+
 #[derive(Args, Clone, Debug)]
 pub(super) struct Connect {
     /// The sidecar: HOST:PORT, or unix:PATH
     #[arg(long, env = "ACKWHEEL_ADDR", default_value = DEFAULT_ADDRESS, value_name = "ADDRESS")]
     pub(super) addr: Address,
-    /// How long to wait for a connection and for an answer
+    /// How long to wait for a connection and for an answer; a sidecar may start meanwhile
     #[arg(long, default_value = "5s", value_name = "DURATION", value_parser = patience)]
     pub(super) timeout: Duration,
     /// File with the token, if the sidecar requires one; of a file with several, the first is presented
@@ -94,6 +100,30 @@ impl Connect {
     }
 
     pub(super) async fn client(&self) -> Result<Client, Failure> {
-        Ok(Client::connect(self.addr.clone(), self.options()?).await?)
+        let options = self.options()?;
+        self.wait_for_start(async || Client::connect(self.addr.clone(), options.clone()).await).await
     }
+
+    /// Connects with `connect`. While the sidecar starts, tries again and again, for as long as `--timeout` says.
+    pub(super) async fn wait_for_start<T>(
+        &self,
+        connect: impl AsyncFn() -> Result<T, ClientError>,
+    ) -> Result<T, Failure> {
+        let mut connected = connect().await;
+        let trying = async {
+            while connected.as_ref().is_err_and(may_start) {
+                sleep(RETRY).await;
+                connected = connect().await;
+            }
+        };
+        // If the time is up, the last error says why.
+        let _ = timeout(self.timeout, trying).await;
+        Ok(connected?)
+    }
+}
+
+/// Returns whether a sidecar perhaps starts: it is not listening yet, or its store is not open yet.
+fn may_start(error: &ClientError) -> bool {
+    let ClientError::Connect { cause, .. } = error else { return error.reason() == Some(Reason::Starting) };
+    matches!(cause.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound)
 }

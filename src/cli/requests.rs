@@ -156,7 +156,7 @@ impl Group {
     pub(super) async fn run(self) -> Result<(), Failure> {
         match self {
             Group::List { admin } => {
-                let (report, _) = admin.report()?;
+                let (report, _) = admin.report(admin.timeout)?;
                 Ok(write!(stdout(), "{}", group_table(&report.groups))?)
             }
             Group::Delete { name, connect } => {

@@ -77,7 +77,7 @@ impl Status {
             return block_on(self.repeat());
         }
         let mut out = stdout().lock();
-        write!(out, "{}", self.shown()?)?;
+        write!(out, "{}", self.shown(self.admin.timeout)?)?;
         Ok(out.flush()?)
     }
 
@@ -90,7 +90,7 @@ impl Status {
         loop {
             let once = Arc::clone(&status);
             let next = async {
-                let shown = spawn_blocking(move || once.shown()).await.map_err(Failure::run)?;
+                let shown = spawn_blocking(move || once.shown(Duration::ZERO)).await.map_err(Failure::run)?;
                 let text = match shown {
                     Err(Failure::Run(error)) => format!("{error}\n"),
                     shown => shown?,
@@ -109,9 +109,9 @@ impl Status {
         }
     }
 
-    /// Asks for the status, and returns it as it is printed.
-    fn shown(&self) -> Result<String, Failure> {
-        let (report, text) = self.admin.report()?;
+    /// Asks for the status, and returns it as it is printed. For the time `wait`, waits for a sidecar that starts.
+    fn shown(&self, wait: Duration) -> Result<String, Failure> {
+        let (report, text) = self.admin.report(wait)?;
         if self.json { Ok(escaped_json(&text)) } else { draw(&report, self.ring) }
     }
 }

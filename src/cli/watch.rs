@@ -112,10 +112,10 @@ impl Consume {
 impl Output {
     /// Subscribes with `options`, and prints batches until `--count` is reached. Acknowledges each of them if `acks`.
     async fn print_batches(self, options: SubscribeOptions, acks: bool) -> Result<(), Failure> {
-        let ephemeral = options.ephemeral;
-        let mut subscription =
-            Subscription::open(self.connect.addr.clone(), options, self.connect.options()?).await?;
-        let address = &self.connect.addr;
+        let (ephemeral, address, client_options) =
+            (options.ephemeral, &self.connect.addr, self.connect.options()?);
+        let open = async || Subscription::open(address.clone(), options.clone(), client_options.clone()).await;
+        let mut subscription = self.connect.wait_for_start(open).await?;
         if ephemeral {
             remark(format_args!(
                 "connected to {address}, waiting for timeout batches; none is taken from a consumer"
@@ -123,6 +123,12 @@ impl Output {
         } else {
             let group = subscription.group();
             remark(format_args!("connected to {address}, waiting for timeout batches of the group {group}"));
+            if subscription.created() {
+                remark(format_args!(
+                    "the group {group} is new, and begins with the oldest batch that is kept: if its name is wrong, end \
+                     this command, and delete the group with: ackwheel group delete {group}"
+                ));
+            }
         }
         let (mut printed, mut reconnects) = (0, 0);
         while self.count.is_none_or(|count| printed < count) {

@@ -106,6 +106,8 @@ pub(crate) struct OpenConnection {
     pub(crate) welcome: Welcome,
     /// The group that the subscription joined; empty if there is no subscription.
     pub(super) group: String,
+    /// Whether the subscription created the group.
+    pub(super) created: bool,
 }
 
 /// A factory of connections with the same address, options and subscription.
@@ -150,16 +152,16 @@ impl Dialer {
             let version = welcome.version;
             return Err(malformed(format!("the server chose version {version}, which was not offered")));
         }
-        let mut group = String::new();
+        let (mut group, mut created) = (String::new(), false);
         if let Some(subscribe) = &self.subscribe {
             let subscribe = Body::Subscribe(subscribe.clone());
             match ask(&mut incoming, &mut outgoing, SUBSCRIBE, subscribe).await? {
-                Body::Subscribed { group: joined, .. } => group = joined,
+                Body::Subscribed { group: joined, created: is_new } => (group, created) = (joined, is_new),
                 Body::Error(error) => return Ok(Err(error)),
                 body => return Err(unexpected(&body)),
             }
         }
-        Ok(Ok(OpenConnection { incoming, outgoing, welcome, group }))
+        Ok(Ok(OpenConnection { incoming, outgoing, welcome, group, created }))
     }
 
     async fn connect(&self) -> io::Result<(Incoming, Outgoing)> {

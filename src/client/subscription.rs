@@ -43,6 +43,7 @@ pub struct Subscription {
 struct Shared {
     connection: ReconnectingConnection,
     received: Arc<ReceivedBatches>,
+    created: bool,
 }
 
 impl Shared {
@@ -83,9 +84,10 @@ impl Subscription {
         let credit = subscription.credit;
         let dialer = Dialer { address, options, subscribe: Some(subscription.subscribe()?) };
         let mut open = dialer.dial().await?;
-        let received = Arc::new(ReceivedBatches::new(credit, std::mem::take(&mut open.group)));
+        let (received, created) =
+            (Arc::new(ReceivedBatches::new(credit, std::mem::take(&mut open.group))), open.created);
         let connection = ReconnectingConnection::start(dialer, open, Some(Arc::clone(&received)));
-        Ok(Subscription { shared: Arc::new(Shared { connection, received }) })
+        Ok(Subscription { shared: Arc::new(Shared { connection, received, created }) })
     }
 
     /// Waits for the next batch; returns `None` after the end. Cancel-safe: no batch is lost if this future is dropped.
@@ -126,6 +128,11 @@ impl Subscription {
     /// when the subscription is renewed on a new connection.
     pub fn group(&self) -> String {
         self.shared.received.state().group.clone()
+    }
+
+    /// Returns whether [`open`](Subscription::open) created the group.
+    pub fn created(&self) -> bool {
+        self.shared.created
     }
 
     /// Returns how many times the subscription was renewed after a lost connection.
