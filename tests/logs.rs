@@ -124,6 +124,18 @@ fn a_line_about_a_ring_says_which_whatever_the_filter() {
 }
 
 #[test]
+fn a_client_does_not_choose_how_long_a_line_is() {
+    let sidecar = Sidecar::start(&[]);
+    let mut body = b"ACKW\x01\x01\0\0".to_vec();
+    body.extend([&[255][..], &[b'n'; 255]].concat());
+    let mut client = Raw::tcp(sidecar.listen);
+    assert_eq!(client.ask(&frames::Request::new(frames::HELLO, 0, body)).kind, frames::WELCOME);
+    client.send(&[0; 64]);
+    let line = sidecar.log().line("refused further service").unwrap();
+    assert!(line.contains(&"n".repeat(64)) && !line.contains(&"n".repeat(65)), "{line}");
+}
+
+#[test]
 fn the_log_names_no_message_and_no_client() {
     let mut sidecar = Sidecar::start(&["--tick", "100ms", "--slots", "5", "--storm-min", "3", "--log", "info"]);
     let mut connection = sidecar.connect();

@@ -23,6 +23,10 @@ pub const WINDOW: Duration = Duration::from_secs(10);
 /// The maximum number of lines of a call site within [`WINDOW`]: enough for a line about each ring or each group.
 pub const MAX_LINES: usize = 100;
 
+/// How many lines of its budget a call site gets back after each [`WINDOW`]. So a client that causes lines all day, with
+/// texts of its choice, fills no disk.
+const REFILL: u64 = 10;
+
 /// The maximum number of equal lines of a call site within [`WINDOW`]. It is 3, so that a fault that begins three times
 /// within a window is logged each time.
 pub const MAX_SAME: usize = 3;
@@ -142,6 +146,8 @@ struct Budget {
     since: Instant,
     /// The hashes of the lines that were written in the present window.
     written: Vec<u64>,
+    /// How many of the [`MAX_LINES`] lines of the budget are used.
+    used: u64,
     /// The lines that were left out and are not reported yet; `None` without such lines.
     left_out: Option<LeftOut>,
 }
@@ -158,17 +164,20 @@ struct LeftOut {
 
 impl Budget {
     fn new(now: Instant) -> Budget {
-        Budget { since: now, written: Vec::new(), left_out: None }
+        Budget { since: now, written: Vec::new(), used: 0, left_out: None }
     }
 
     /// Returns whether a line may be written. If not, counts the line as left out. `line` is the hash of the line.
     fn admits(&mut self, line: u64, text: String, now: Instant) -> bool {
-        if now.saturating_duration_since(self.since) >= WINDOW {
+        let windows = now.saturating_duration_since(self.since).as_secs() / WINDOW.as_secs();
+        if windows > 0 {
             self.since = now;
+            self.used = self.used.saturating_sub(windows.saturating_mul(REFILL));
             self.written.clear();
         }
         let same = self.written.iter().filter(|written| **written == line).count();
-        if same < MAX_SAME && self.written.len() < MAX_LINES {
+        if same < MAX_SAME && self.used < MAX_LINES as u64 {
+            self.used += 1;
             self.written.push(line);
             return true;
         }
@@ -365,6 +374,25 @@ mod tests {
         assert_eq!(left_out, Some((4, begin)));
         assert_eq!(count_written(&mut budget, std::iter::repeat_n(0, 5), later), 0, "the second window goes on");
         assert_eq!(budget.take_left_out(later + WINDOW, WINDOW).map(|left_out| left_out.count), Some(5));
+    }
+
+    #[test]
+    fn a_call_site_that_logs_all_day_writes_ten_lines_in_each_window() {
+        let mut now = Instant::now();
+        let mut budget = Budget::new(now);
+        let mut lines = 0..;
+        let mut write = |budget: &mut Budget, now| count_written(budget, lines.by_ref().take(1_000), now);
+        assert_eq!(write(&mut budget, now), MAX_LINES);
+        let written: usize = (0..8_640)
+            .map(|_| {
+                now += WINDOW;
+                write(&mut budget, now)
+            })
+            .sum();
+        assert_eq!(written, 86_400, "in a day");
+        // A pause gives back no more than the budget.
+        assert_eq!(write(&mut budget, now + WINDOW * 5), 50);
+        assert_eq!(write(&mut budget, now + WINDOW * 10_000), MAX_LINES);
     }
 
     #[test]

@@ -45,6 +45,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// The same pause if an unauthenticated connection was closed: its file is free after one turn of the thread.
 const EVICTION_PAUSE: Duration = Duration::from_millis(1);
 
+/// The maximum length of a client name in the log, in characters.
+const MAX_LOGGED_NAME: usize = 64;
+
 /// How long the peer of a connection without Pings may be unreachable before the kernel ends the connection.
 const DEAD_AFTER: Duration = Duration::from_secs(30);
 
@@ -168,7 +171,8 @@ impl Acceptor {
         match admitted {
             Ok((greeting, hello, admitted)) => {
                 drop(place);
-                Span::current().record("client", &hello.client_name);
+                Span::current()
+                    .record("client", hello.client_name.chars().take(MAX_LOGGED_NAME).collect::<String>());
                 let start =
                     move |stream, grant, shared, phase| Session::welcome(stream, greeting, grant, shared, phase);
                 self.serve(stream, admitted, start);
