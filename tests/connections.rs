@@ -1,6 +1,7 @@
 //! The life of a connection: Hello, versions, tokens, Pings, GoAway, by the bytes of docs/PROTOCOL.md.
 
 use std::fs;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -297,18 +298,44 @@ fn the_unix_socket_speaks_the_same_and_goes_with_the_sidecar() {
 #[test]
 fn a_socket_that_another_process_has_put_in_its_place_is_left() {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("socket");
+    let [path, other] = ["socket", "other"].map(|name| folder.path().join(name));
     let flags = ["--socket", path.to_str().unwrap()];
-    let mut first = Sidecar::start(&flags);
+    let mut sidecar = Sidecar::start(&flags);
+    let foreign = UnixListener::bind(&other).unwrap();
+    fs::rename(&other, &path).unwrap();
+    sidecar.log().assert_names(&["WARN", "the file of --socket is gone", path.to_str().unwrap()]);
+    sidecar.terminate();
+    assert!(sidecar.log().text().contains("the file stays"), "{}", sidecar.log().text());
+    assert!(UnixStream::connect(&path).is_ok(), "the other process still serves there");
+    drop(foreign);
+    let mut next = Sidecar::start(&flags);
     fs::remove_file(&path).unwrap();
-    let mut second = Sidecar::start(&flags);
-    assert_eq!(over(&path, &["add", "1"]).output(), "1 added, times out in 15s\n");
-    first.terminate();
-    assert!(first.log().text().contains("the file stays"), "{}", first.log().text());
-    assert_eq!(over(&path, &["del", "1"]).output(), "1 acked\n", "the second still serves there");
+    next.terminate();
+    assert!(!next.log().text().contains("could not be removed"), "a socket that is gone already needs no words");
+}
+
+#[test]
+fn a_socket_whose_file_is_swept_away_is_there_again_and_its_connections_go_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let mut sidecar = Sidecar::start(&["--socket", path.to_str().unwrap()]);
+    let mut before = Raw::unix(&path).greet();
+    for id in [1, 2] {
+        fs::remove_file(&path).unwrap();
+        wait_until("the file is there again", || path.exists());
+        before.ask(&frames::add(&[id], 0, 1)).added();
+        assert_eq!(Raw::unix(&path).greet().ask(&frames::del(&[id])).outcomes(), [frames::ACKED]);
+    }
+    sidecar.log().assert_names(&["WARN", "the file of --socket was gone", path.to_str().unwrap()]);
+    // A file that is no socket is left.
     fs::remove_file(&path).unwrap();
-    second.terminate();
-    assert!(!second.log().text().contains("could not be removed"), "a socket that is gone already needs no words");
+    wait_until("a file is in its place", || {
+        let created = fs::File::create_new(&path).is_ok();
+        created || fs::remove_file(&path).is_err()
+    });
+    sidecar.log().assert_names(&["no client can connect there", "no socket"]);
+    sidecar.terminate();
+    assert!(path.is_file(), "it is left");
 }
 
 fn over(path: &Path, arguments: &[&str]) -> Run {

@@ -8,9 +8,11 @@
 //! ```
 
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Handle;
@@ -29,6 +31,7 @@ use super::resp::MAX_RESP_GREETING;
 use super::session::{CLOSE_TIMEOUT, ClientProtocol, Session};
 use super::shared::{Phase, Shared};
 use super::socket::{IoEvent, Socket, Stream, Traffic};
+use super::socket_file::SocketFile;
 use super::unauthenticated::Place;
 use crate::clock::stall_aware_timeout;
 use crate::core::{Reason, Refusal};
@@ -63,24 +66,38 @@ pub(super) struct Acceptor {
     /// Counts the connections whose last answers are not written yet. Each such connection holds a token of this
     /// tracker.
     pub(super) unanswered: TaskTracker,
+    /// The file of the Unix socket, until the server stops to accept connections.
+    pub(super) socket_file: Arc<Mutex<Option<SocketFile>>>,
 }
 
 impl Acceptor {
     /// Accepts connections until the sidecar drains. Closes the listeners then.
-    pub(super) async fn run(mut self, tcp: TcpListener, unix: Option<UnixListener>, resp: Option<TcpListener>) {
-        let accept_unix = async || match &unix {
-            Some(listener) => listener.accept().await,
-            None => std::future::pending().await,
-        };
+    pub(super) async fn run(
+        mut self,
+        tcp: TcpListener,
+        mut unix: Option<UnixListener>,
+        resp: Option<TcpListener>,
+    ) {
+        let socket_file = Arc::clone(&self.socket_file);
+        let mut next_unix = pin!(SocketFile::listen_again(&socket_file));
         let accept_resp = async || match &resp {
             Some(listener) => listener.accept().await,
             None => std::future::pending().await,
         };
         loop {
+            let accept_unix = async || match &unix {
+                Some(listener) => listener.accept().await,
+                None => std::future::pending().await,
+            };
             let accepted = tokio::select! {
                 accepted = tcp.accept() => accepted.map(|(tcp, _)| (Either::Left(tcp), Listener::Listen)),
                 accepted = accept_unix() => accepted.map(|(unix, _)| (Either::Right(unix), Listener::Socket)),
                 accepted = accept_resp() => accepted.map(|(tcp, _)| (Either::Left(tcp), Listener::Resp)),
+                listener = &mut next_unix => {
+                    unix = Some(listener);
+                    next_unix.set(SocketFile::listen_again(&socket_file));
+                    continue;
+                }
                 _ = self.phase.changed() => return,
             };
             match accepted {

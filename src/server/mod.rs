@@ -68,7 +68,7 @@ pub struct Server {
     unanswered: TaskTracker,
     /// The file of the Unix socket. It is removed before its listener closes. Until then, no other sidecar replaces the
     /// file, and no other file can get its inode.
-    socket_file: Mutex<Option<SocketFile>>,
+    socket_file: Arc<Mutex<Option<SocketFile>>>,
     _acceptor: RuntimeThread,
 }
 
@@ -81,20 +81,22 @@ impl Server {
     pub fn start(listeners: Listeners, admission: &Arc<Admission>) -> io::Result<Server> {
         let thread = RuntimeThread::start("acceptor")?;
         let (phase, receiver) = watch::channel(Phase::Serving);
+        let (socket_file, unix) = listeners.unix.unzip();
+        let socket_file = Arc::new(Mutex::new(socket_file));
         let acceptor = Acceptor {
             admission: Arc::clone(admission),
             phase: receiver,
             serving: Handle::current(),
             sessions: TaskTracker::new(),
             unanswered: TaskTracker::new(),
+            socket_file: Arc::clone(&socket_file),
         };
         let (sessions, unanswered) = (acceptor.sessions.clone(), acceptor.unanswered.clone());
-        let (socket_file, unix) = listeners.unix.unzip();
         let tcp = thread.adopt(listeners.tcp)?;
         let unix = unix.map(|listener| thread.adopt_unix(listener)).transpose()?;
         let resp = listeners.resp.map(|listener| thread.adopt(listener)).transpose()?;
         thread.handle.spawn(acceptor.run(tcp, unix, resp));
-        Ok(Server { phase, sessions, unanswered, socket_file: Mutex::new(socket_file), _acceptor: thread })
+        Ok(Server { phase, sessions, unanswered, socket_file, _acceptor: thread })
     }
 
     /// Stops accepting connections, and sends GoAway on every open connection. Open connections are still served.

@@ -1,14 +1,19 @@
 //! Creates and removes the file of a Unix socket, without removing the file of another process.
 
 use std::fs::{self, File, TryLockError};
+use std::future::pending;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::sleep;
 use tracing::{info, warn};
+
+/// How often the sidecar looks whether the file is there.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The file of a Unix socket. Dropping this value removes the file, unless another process has replaced it.
 #[derive(Debug)]
@@ -40,6 +45,33 @@ impl SocketFile {
         }
         let listener = UnixListener::bind(path)?;
         Ok((SocketFile { path: path.to_owned(), identity: identity(path)? }, listener))
+    }
+
+    /// Waits until the file is gone, as a job that cleans its folder removes it. Then listens again. Never resolves without
+    /// a file.
+    pub(super) async fn listen_again(file: &Mutex<Option<SocketFile>>) -> UnixListener {
+        loop {
+            sleep(CHECK_INTERVAL).await;
+            let known = file.lock().as_ref().map(|file| (file.path.clone(), file.identity));
+            let Some((path, identity)) = known else { return pending().await };
+            let found = tokio::fs::symlink_metadata(&path).await;
+            if found.is_ok_and(|found| (found.dev(), found.ino()) == identity) {
+                continue;
+            }
+            match SocketFile::listen(&path).await {
+                Ok((mut new, listener)) => {
+                    // The server may have stopped meanwhile. Then the new file is dropped, and so removed.
+                    let Some(file) = &mut *file.lock() else { return pending().await };
+                    file.identity = new.identity;
+                    new.path.clear();
+                    warn!(path = %path.display(), "the file of --socket was gone, and is there again: spare it when its folder is cleaned");
+                    return listener;
+                }
+                Err(error) => {
+                    warn!(%error, path = %path.display(), "the file of --socket is gone, and no client can connect there: look at its folder");
+                }
+            }
+        }
     }
 }
 
