@@ -23,7 +23,7 @@ use crate::core::{
 };
 use crate::metrics::{Listener, RESP_COMMANDS};
 use crate::process::thread::RuntimeThread;
-use crate::server::{Admission, Certificate, Shared};
+use crate::server::{Admission, Certificate, MAX_UNAUTHENTICATED_MEMORY, Shared};
 use crate::ticker::{LIVENESS, TickerHandle};
 
 /// The parts of a sidecar whose state is reported.
@@ -247,7 +247,7 @@ impl Health {
 
     /// Returns the limits of this sidecar. A limit of 0 does not apply, and is left out.
     fn limits(&self, in_flight: u64, backlog: &Backlog) -> Vec<LimitReport> {
-        let Admission { options, metrics, memory, .. } = &*self.admission;
+        let Admission { options, metrics, memory, unauthenticated_memory, .. } = &*self.admission;
         let gauge = |value: i64| u64::try_from(value).unwrap_or_default();
         let connections = self.admission.busiest_listener();
         let open_files = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
@@ -258,6 +258,7 @@ impl Health {
             ("--outbox-max-ids", backlog.ids, gauge(metrics.outbox_max_ids.get())),
             ("--max-connections", connections as u64, options.max_connections as u64),
             ("--max-connection-memory", memory.charged() as u64, options.max_connection_memory as u64),
+            ("memory before Hello", unauthenticated_memory.charged() as u64, MAX_UNAUTHENTICATED_MEMORY as u64),
             ("groups", backlog.groups.len() as u64, MAX_GROUPS as u64),
             ("open files", open_files as u64, most_files),
         ];

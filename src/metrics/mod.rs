@@ -153,7 +153,7 @@ pub const RESP_COMMANDS: [&str; 8] =
     ["AW.ADD", "AW.DEL", "AW.GET", "AW.TAKE", "AW.ACK", "AW.NACK", "AW.STATUS", "other"];
 
 /// A listener for clients, under the name of its flag.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Listener {
     /// The native protocol over TCP.
     Listen,

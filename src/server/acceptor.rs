@@ -22,16 +22,17 @@ use tokio_util::task::TaskTracker;
 use tracing::field::Empty;
 use tracing::{Instrument, Span, debug, info_span, warn};
 
-use super::access::{Grant, Peer};
-use super::admission::{Admission, Admitted, Client, log_refusal};
+use super::access::{Client, Grant, Peer};
+use super::admission::{Admission, Admitted, log_refusal};
 use super::buffered_stream::BufferedStream;
 use super::credentials::{certificate_name, log_failed_handshake};
+use super::memory_budget::Charge;
 use super::native::Greeting;
-use super::resp::MAX_RESP_GREETING;
 use super::session::{CLOSE_TIMEOUT, ClientProtocol, Session};
 use super::shared::{Phase, Shared};
-use super::socket::{IoEvent, Socket, Stream, Traffic};
+use super::socket::{IoEvent, Socket, Stream, Traffic, tls_socket};
 use super::socket_file::SocketFile;
+use super::throttle::Source;
 use super::unauthenticated::Place;
 use crate::clock::stall_aware_timeout;
 use crate::core::{Reason, Refusal};
@@ -39,7 +40,6 @@ use crate::metrics::Listener;
 use crate::process::panics::contained;
 use crate::protocol::frame::{Body, Frame, FrameType, Hello, MAX_GREETING_LENGTH};
 use crate::protocol::{Codec, DecodeError, Decoded};
-use crate::ticker::read_barrier::UnprocessedInput;
 
 /// How long the acceptor pauses after a failed accept. Otherwise a process without free file descriptors would repeat
 /// the failing accept in a busy loop.
@@ -50,6 +50,13 @@ const EVICTION_PAUSE: Duration = Duration::from_millis(1);
 
 /// The maximum length of a client name in the log, in characters.
 const MAX_LOGGED_NAME: usize = 64;
+
+/// How many bytes a TLS connection may send before it is admitted: its handshake, with a chain of client certificates, and
+/// its Hello.
+const MAX_TLS_GREETING: u64 = 24 * 1_024;
+
+/// The memory that TLS may need for a connection before it is admitted.
+const TLS_MEMORY: usize = 28 * 1_024;
 
 /// How long the peer of a connection without Pings may be unreachable before the kernel ends the connection.
 const DEAD_AFTER: Duration = Duration::from_secs(30);
@@ -109,7 +116,7 @@ impl Acceptor {
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
                     log_failed_accept("a connection", &error);
-                    let pause = if self.admission.close_oldest() { EVICTION_PAUSE } else { ACCEPT_PAUSE };
+                    let pause = if self.admission.close_one() { EVICTION_PAUSE } else { ACCEPT_PAUSE };
                     tokio::time::sleep(pause).await;
                 }
             }
@@ -120,7 +127,7 @@ impl Acceptor {
     fn receive(&self, socket: Socket, listener: Listener) {
         let admission = Arc::clone(&self.admission);
         admission.metrics.connections_opened.inc();
-        let (peer, address) = match &socket {
+        let (peer, source, address) = match &socket {
             Either::Left(tcp) => {
                 // These calls fail only if the connection has ended already.
                 let _ = tcp.set_nodelay(true);
@@ -130,11 +137,14 @@ impl Acceptor {
                     let _ = SockRef::from(tcp).set_tcp_user_timeout(Some(DEAD_AFTER));
                 }
                 match tcp.peer_addr() {
-                    Ok(address) => (Peer::Tcp(address.ip()), address.to_string()),
+                    Ok(address) => (Peer::Tcp(address), Source::of(address.ip()), address.to_string()),
                     Err(_) => return,
                 }
             }
-            Either::Right(_) => (Peer::Unix, String::from("unix")),
+            Either::Right(unix) => {
+                let user = unix.peer_cred().map_or(u32::MAX, |peer| peer.uid());
+                (Peer::Unix, Source::User(user), String::from("unix"))
+            }
         };
         let span = info_span!("connection", peer = %address, name = Empty, client = Empty);
         let (acceptor, mut closing) = (self.clone(), self.phase.clone());
@@ -147,39 +157,39 @@ impl Acceptor {
             };
             tokio::spawn(contained(greeting.instrument(span))).abort_handle()
         };
-        if admission.connections(listener).unauthenticated.add(start) {
+        if admission.connections(listener).unauthenticated.add(source, start) {
             admission.metrics.connections_evicted.inc();
         }
     }
 
-    /// Reads the greeting of a connection, and starts its session if the client is admitted. Holds `place` until the
-    /// client is admitted or the connection is closed.
+    /// Makes the TLS handshake of a connection, reads its greeting, and starts its session if the client is admitted.
+    /// Holds `place` until the client is admitted or the connection is closed.
     async fn greet(self, socket: Socket, listener: Listener, peer: Peer, place: Place) {
+        let (clock, timeout) = (Arc::clone(&self.admission.clock), self.admission.options.hello_timeout);
+        let begun = clock.stall_aware_now();
+        let Some(ready) = stall_aware_timeout(timeout, self.handshake(socket)).await else {
+            debug!("the TLS handshake took too long");
+            return self.admission.metrics.refusals.of(Reason::TlsHandshake).inc();
+        };
+        let Some((stream, charge)) = ready else { return };
+        let client = Client { peer, listener, certificate_name: certificate_name(&stream) };
+        let stream = self.buffered(stream, listener, charge);
+        // The handshake and the greeting share the time.
+        let left = timeout.saturating_sub(clock.stall_aware_now().saturating_duration_since(begun));
         match listener {
-            Listener::Listen | Listener::Socket => self.greet_native(socket, listener, peer, place).await,
-            Listener::Resp => self.greet_resp(socket, peer, place).await,
+            Listener::Listen | Listener::Socket => self.greet_native(stream, client, left, place).await,
+            Listener::Resp => self.greet_resp(stream, client, left, place).await,
         }
     }
 
-    async fn greet_native(self, socket: Socket, listener: Listener, peer: Peer, place: Place) {
-        let (admission, mut stream) = (&*self.admission, None);
-        let timeout = admission.options.hello_timeout;
-        // The handshake and Hello share this time.
-        let received = stall_aware_timeout(timeout, self.receive_hello(socket, listener, &mut stream)).await;
-        let Some((mut stream, client)) =
-            stream.map(|(stream, certificate_name)| (stream, Client { peer, certificate_name }))
-        else {
-            if received.is_none() {
-                debug!("the TLS handshake took too long");
-                admission.metrics.refusals.of(Reason::TlsHandshake).inc();
-            }
-            return;
-        };
-        let text = || format!("no Hello came within {timeout:?}");
+    async fn greet_native(self, mut stream: BufferedStream, client: Client, left: Duration, place: Place) {
+        let admission = &*self.admission;
+        let received = stall_aware_timeout(left, self.receive_hello(&mut stream)).await;
+        let text = || format!("no Hello came within {:?}", admission.options.hello_timeout);
         let received = received.unwrap_or_else(|| Err(Some((0, Refusal::new(Reason::HelloTimeout, text())))));
         let admitted = match received {
             Ok((correlation, hello)) => admission
-                .admit(&hello, &client, listener)
+                .admit(&hello, &client)
                 .map(|(version, admitted)| (Greeting { correlation, version }, hello, admitted))
                 .map_err(|refusal| (correlation, refusal)),
             Err(Some(refused)) => Err(refused),
@@ -195,7 +205,7 @@ impl Acceptor {
                 self.serve(stream, admitted, start);
             }
             Err((correlation, refusal)) => {
-                log_refusal(&refusal, peer);
+                log_refusal(&refusal, client.peer);
                 admission.metrics.refusals.of(refusal.reason).inc();
                 admission.metrics.count_frame(FrameType::Error);
                 stream.write(|codec, out| codec.encode_refusal(correlation, &refusal, out));
@@ -212,7 +222,7 @@ impl Acceptor {
         start: impl FnOnce(BufferedStream, Grant, Arc<Shared>, watch::Receiver<Phase>) -> Session<P> + Send + 'static,
     ) {
         Span::current().record("name", grant.name.as_deref());
-        let stream = match stream.move_to(&self.serving) {
+        let stream = match stream.move_to(&self.serving, &self.admission.memory) {
             Ok(stream) => stream,
             Err(error) => return warn!(%error, "an admitted connection could not be served, and is closed"),
         };
@@ -226,32 +236,18 @@ impl Acceptor {
     }
 
     /// Gives a connection its buffers, with the limits of an unauthenticated one.
-    pub(super) fn buffered(&self, stream: Stream, listener: Listener) -> BufferedStream {
-        let longest = match listener {
-            Listener::Listen | Listener::Socket => MAX_GREETING_LENGTH,
-            Listener::Resp => MAX_RESP_GREETING,
-        };
-        let (codec, charge) = (Codec::new(longest), self.admission.memory.open());
-        let max_queued = self.admission.options.max_queued_bytes;
+    fn buffered(&self, stream: Stream, listener: Listener, charge: Charge) -> BufferedStream {
+        let (codec, max_queued) = (Codec::new(MAX_GREETING_LENGTH), self.admission.options.max_queued_bytes);
         let metrics = &self.admission.metrics;
         let traffic = Traffic {
             received: metrics.received_bytes.of(listener).clone(),
             sent: metrics.sent_bytes.of(listener).clone(),
         };
-        BufferedStream::new(stream, UnprocessedInput::default(), codec, max_queued, charge, traffic)
+        BufferedStream::new(stream, codec, max_queued, charge, traffic)
     }
 
-    /// Makes the TLS handshake and reads the Hello. Sets `stream` once the handshake is made. Returns the Hello and its
-    /// correlation id, or the refusal to send; without a refusal, the connection ended.
-    async fn receive_hello(
-        &self,
-        socket: Socket,
-        listener: Listener,
-        stream: &mut Option<(BufferedStream, Option<String>)>,
-    ) -> Result<(u32, Hello), Option<(u32, Refusal)>> {
-        let ready = self.handshake(socket).await.ok_or(None)?;
-        let name = certificate_name(&ready);
-        let (stream, _) = stream.insert((self.buffered(ready, listener), name));
+    /// Reads the Hello. Returns it with its correlation id, or the refusal to send; without a refusal, the connection ended.
+    async fn receive_hello(&self, stream: &mut BufferedStream) -> Result<(u32, Hello), Option<(u32, Refusal)>> {
         loop {
             match stream.decode() {
                 Ok(None) => {}
@@ -280,24 +276,28 @@ impl Acceptor {
                     return Err(None);
                 }
             }
+            // Let the other connections of this thread make progress after each read.
+            tokio::task::yield_now().await;
         }
     }
 
     /// Makes the TLS handshake of a TCP connection if the server has a certificate. Other connections need no
-    /// handshake. Returns `None` if the handshake fails.
-    pub(super) async fn handshake(&self, socket: Socket) -> Option<Stream> {
+    /// handshake. Returns the stream with the charge of its memory, or `None` if the handshake fails.
+    async fn handshake(&self, socket: Socket) -> Option<(Stream, Charge)> {
+        let mut charge = self.admission.unauthenticated_memory.open();
         let (tcp, certificate) = match (socket, &self.admission.certificate) {
             (Either::Left(tcp), Some(certificate)) => (tcp, certificate),
-            (socket, _) => return Some(Either::Left(socket)),
+            (socket, _) => return Some((Either::Left(socket), charge)),
         };
+        charge.set(TLS_MEMORY);
         // A port probe closes or resets the connection without sending a byte. This does not count as a failed
         // handshake.
         if !matches!(tcp.peek(&mut [0]).await, Ok(1..)) {
             debug!("the connection was closed before a TLS handshake began");
             return None;
         }
-        match certificate.acceptor().accept(Either::Left(tcp)).await {
-            Ok(stream) => Some(Either::Right(Box::new(stream))),
+        match certificate.acceptor().accept(tls_socket(tcp, MAX_TLS_GREETING)).await {
+            Ok(stream) => Some((Either::Right(Box::new(stream)), charge)),
             Err(error) => {
                 self.admission.metrics.refusals.of(Reason::TlsHandshake).inc();
                 log_failed_handshake(&error);

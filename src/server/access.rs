@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::io;
-use std::net::IpAddr;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,6 +15,7 @@ use super::throttle::Throttle;
 use super::tokens::{Right, Rights, Tokens};
 use super::watched_files::WatchedFiles;
 use crate::core::{Reason, Refusal};
+use crate::metrics::Listener;
 
 /// The number of open connections of each name.
 type Connections = Arc<Mutex<BTreeMap<Arc<str>, u64>>>;
@@ -32,7 +33,16 @@ pub struct Access {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Peer {
     Unix,
-    Tcp(IpAddr),
+    Tcp(SocketAddr),
+}
+
+/// The properties of a client that are known before its Hello.
+#[derive(Clone, Debug)]
+pub(super) struct Client {
+    pub(super) peer: Peer,
+    pub(super) listener: Listener,
+    /// The name in the client certificate, if the client has one that was verified.
+    pub(super) certificate_name: Option<Arc<str>>,
 }
 
 /// The name and the rights of an admitted connection. While it exists, it counts as a connection of its name.
@@ -65,22 +75,16 @@ impl Access {
         self.tokens.iter().flat_map(|tokens| tokens.current().value.weak().collect::<Vec<_>>()).collect()
     }
 
-    /// Admits a connection that presents `token`. `certificate_name` is the name in its client certificate, if it has
-    /// one that was verified.
+    /// Admits a connection that presents `token`.
     ///
     /// # Errors
     ///
     /// If the token is missing or wrong. Also if the token is easy to guess, and the address of the peer sent too many
     /// wrong tokens.
-    pub(super) fn admit(
-        &self,
-        token: &[u8],
-        peer: Peer,
-        certificate_name: Option<&str>,
-        now: Instant,
-    ) -> Result<Grant, Refusal> {
+    pub(super) fn admit(&self, token: &[u8], client: &Client, now: Instant) -> Result<Grant, Refusal> {
+        let Client { peer, certificate_name, .. } = client;
         let Some(tokens) = &self.tokens else {
-            return Ok(self.grant(certificate_name.map(Arc::from), Rights::ALL));
+            return Ok(self.grant(certificate_name.clone(), Rights::ALL));
         };
         if token.is_empty() {
             return Err(Refusal::new(
@@ -89,7 +93,7 @@ impl Access {
             ));
         }
         let throttled = match peer {
-            Peer::Tcp(address) if certificate_name.is_none() => Some(address),
+            Peer::Tcp(address) if certificate_name.is_none() => Some(address.ip()),
             _ => None,
         };
         let tokens = tokens.current();
@@ -182,10 +186,16 @@ fn too_many_attempts(wait: Duration) -> Refusal {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::net::{IpAddr, Ipv4Addr};
 
     use super::*;
 
-    const PEER: Peer = Peer::Tcp(IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1)));
+    const PEER: Peer = Peer::Tcp(SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 7));
+
+    fn client(peer: Peer, certificate_name: Option<&str>) -> Client {
+        let listener = if peer == Peer::Unix { Listener::Socket } else { Listener::Listen };
+        Client { peer, listener, certificate_name: certificate_name.map(Arc::from) }
+    }
 
     #[tokio::test]
     async fn a_changed_file_changes_the_tokens_and_a_broken_one_does_not() {
@@ -193,7 +203,8 @@ mod tests {
         let path = folder.path().join("token");
         fs::write(&path, "first\n").unwrap();
         let access = Access::new(Some(path.clone())).unwrap();
-        let admits = |token: &str| access.admit(token.as_bytes(), Peer::Unix, None, Instant::now()).is_ok();
+        let admits =
+            |token: &str| access.admit(token.as_bytes(), &client(Peer::Unix, None), Instant::now()).is_ok();
         assert!(admits("first") && !admits("second") && !admits(""));
         let check = || access.tokens.as_ref().unwrap().check();
         fs::write(&path, "first\nsecond").unwrap();
@@ -209,8 +220,9 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), "right\nstrong:0123456789abcdefghij").unwrap();
         let (access, now) = (Access::new(Some(file.path().to_owned())).unwrap(), Instant::now());
-        let reason =
-            |token: &[u8], peer, certificate| access.admit(token, peer, certificate, now).map_err(|e| e.reason);
+        let reason = |token: &[u8], peer, certificate| {
+            access.admit(token, &client(peer, certificate), now).map_err(|e| e.reason)
+        };
         for _ in 0..200 {
             assert_eq!(reason(b"", PEER, None).unwrap_err(), Reason::Unauthorized);
             assert_eq!(reason(b"wrong", Peer::Unix, None).unwrap_err(), Reason::Unauthorized);
@@ -229,8 +241,8 @@ mod tests {
         fs::write(file.path(), "node:right\naudit:other").unwrap();
         let access = Access::new(Some(file.path().to_owned())).unwrap();
         let counts = || access.connections().into_values().collect::<Vec<_>>();
-        let first = access.admit(b"right", PEER, None, Instant::now()).unwrap();
-        let second = access.admit(b"right", PEER, None, Instant::now()).unwrap();
+        let first = access.admit(b"right", &client(PEER, None), Instant::now()).unwrap();
+        let second = access.admit(b"right", &client(PEER, None), Instant::now()).unwrap();
         assert_eq!(counts(), [0, 2], "audit and node");
         drop((first, second));
         assert_eq!(counts(), [0, 0]);

@@ -8,7 +8,7 @@ use axum::body::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tracing::{debug, warn};
 
-use super::access::{Access, Grant, Peer};
+use super::access::{Access, Client, Grant, Peer};
 use super::credentials::Certificate;
 use super::memory_budget::MemoryBudget;
 use super::shared::{ServerOptions, Shared};
@@ -24,6 +24,9 @@ const MAX_UNAUTHENTICATED: [usize; 3] = [512, 64, 512];
 /// The number of files that unauthenticated connections may need.
 pub const UNAUTHENTICATED_FILES: usize = MAX_UNAUTHENTICATED[0] + MAX_UNAUTHENTICATED[1] + MAX_UNAUTHENTICATED[2];
 
+/// The number of bytes that all unauthenticated connections may have together. With the limits of each, they have less.
+pub const MAX_UNAUTHENTICATED_MEMORY: usize = 40 * 1_024 * 1_024;
+
 /// Returns the status of the sidecar as JSON.
 pub type StatusSource =
     Box<dyn Fn() -> Pin<Box<dyn Future<Output = Result<Bytes, Refusal>> + Send>> + Send + Sync>;
@@ -36,8 +39,10 @@ pub struct Admission {
     pub access: Access,
     /// The certificate of the TCP listener. With `None`, the listener does not speak TLS.
     pub certificate: Option<Certificate>,
-    /// The memory of the buffers of all connections.
+    /// The memory of the buffers of all admitted connections.
     pub memory: Arc<MemoryBudget>,
+    /// The memory of all unauthenticated connections.
+    pub unauthenticated_memory: Arc<MemoryBudget>,
     /// The clock of the sidecar.
     pub clock: Arc<Clock>,
     /// The metrics of the sidecar.
@@ -72,10 +77,19 @@ impl Admission {
             unauthenticated: Unauthenticated::new(max),
             free: Arc::new(Semaphore::new(options.max_connections)),
         });
-        let memory = Arc::new(MemoryBudget::new(options.max_connection_memory));
-        let started = clock.now();
-        let (shared, status) = (OnceLock::new(), OnceLock::new());
-        Admission { options, access, certificate, memory, clock, metrics, shared, status, started, listeners }
+        Admission {
+            memory: Arc::new(MemoryBudget::new(options.max_connection_memory)),
+            unauthenticated_memory: Arc::new(MemoryBudget::new(MAX_UNAUTHENTICATED_MEMORY)),
+            options,
+            access,
+            certificate,
+            started: clock.now(),
+            clock,
+            metrics,
+            shared: OnceLock::new(),
+            status: OnceLock::new(),
+            listeners,
+        }
     }
 
     /// Admits clients from now on. Must be called once.
@@ -132,12 +146,7 @@ impl Admission {
 
     /// Checks the Hello of a client: its versions, its token, and the limit of connections. Returns the parts that the
     /// session needs.
-    pub(super) fn admit(
-        &self,
-        hello: &Hello,
-        client: &Client,
-        listener: Listener,
-    ) -> Result<(u8, Admitted), Refusal> {
+    pub(super) fn admit(&self, hello: &Hello, client: &Client) -> Result<(u8, Admitted), Refusal> {
         let (first, last) = VERSIONS.into_inner();
         let Hello { lowest_version: lowest, highest_version: highest, .. } = *hello;
         if last.min(highest) < first.max(lowest) {
@@ -147,20 +156,14 @@ impl Admission {
             );
             return Err(Refusal::new(Reason::UnsupportedVersion, text));
         }
-        Ok((last.min(highest), self.admit_token(&hello.token.0, client, listener)?))
+        Ok((last.min(highest), self.admit_token(&hello.token.0, client)?))
     }
 
     /// Checks the token of a client, and the limit of connections. Returns the parts that the session needs.
-    pub(super) fn admit_token(
-        &self,
-        token: &[u8],
-        client: &Client,
-        listener: Listener,
-    ) -> Result<Admitted, Refusal> {
-        let certificate_name = client.certificate_name.as_deref();
-        let grant = self.access.admit(token, client.peer, certificate_name, self.clock.now())?;
+    pub(super) fn admit_token(&self, token: &[u8], client: &Client) -> Result<Admitted, Refusal> {
+        let grant = self.access.admit(token, client, self.clock.now())?;
         let shared = self.shared().ok_or_else(starting)?;
-        let Ok(permit) = Arc::clone(&self.connections(listener).free).try_acquire_owned() else {
+        let Ok(permit) = Arc::clone(&self.connections(client.listener).free).try_acquire_owned() else {
             let max = self.options.max_connections;
             let text = format!(
                 "this sidecar has {max} connections already: share connections, or raise --max-connections"
@@ -170,23 +173,17 @@ impl Admission {
         Ok(Admitted { shared: Arc::clone(shared), grant, permit })
     }
 
-    /// Closes the oldest unauthenticated connection of any listener. Returns whether there was one.
-    pub(super) fn close_oldest(&self) -> bool {
+    /// Closes an unauthenticated connection of the listener at which one source has the most. Returns whether there was
+    /// one.
+    pub(super) fn close_one(&self) -> bool {
         let all = self.listeners.iter().map(|listener| &listener.unauthenticated);
-        let oldest = all.filter_map(|found| Some((found.oldest()?, found))).min_by_key(|(number, _)| *number);
-        if let Some((_, found)) = oldest {
-            found.close_oldest();
+        let most = all.max_by_key(|found| found.most()).filter(|found| found.count() > 0);
+        if let Some(found) = most {
+            found.close_one();
             self.metrics.connections_evicted.inc();
         }
-        oldest.is_some()
+        most.is_some()
     }
-}
-
-/// The properties of a client that are known before its Hello.
-pub(super) struct Client {
-    pub(super) peer: Peer,
-    /// The name in the client certificate, if the client has one that was verified.
-    pub(super) certificate_name: Option<String>,
 }
 
 /// A client whose Hello was accepted.
@@ -211,7 +208,7 @@ pub(super) fn log_refusal(refusal: &Refusal, peer: Peer) {
         }
         Reason::TooManyAttempts => {
             let Peer::Tcp(address) = peer else { return };
-            warn!(%address, "too many wrong tokens from this address: find the client that sends them");
+            warn!(address = %address.ip(), "too many wrong tokens from this address: find the client that sends them");
         }
         Reason::UnsupportedVersion => {
             warn!(%refusal, "a client that has no protocol version in common with this server is turned away");

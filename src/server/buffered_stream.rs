@@ -19,7 +19,7 @@ use tokio_util::either::Either;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::buffer::Buffer;
-use super::memory_budget::Charge;
+use super::memory_budget::{Charge, MemoryBudget};
 use super::socket::{self, IoEvent, Stream, Traffic, descriptor};
 use crate::core::RequestBatch;
 use crate::protocol::codec::EchoedPings;
@@ -67,7 +67,6 @@ pub(super) struct BufferedStream {
 impl BufferedStream {
     pub(super) fn new(
         stream: Stream,
-        unprocessed_input: UnprocessedInput,
         codec: Codec,
         max_queued: usize,
         charge: Charge,
@@ -75,12 +74,12 @@ impl BufferedStream {
     ) -> BufferedStream {
         BufferedStream {
             stream,
-            unprocessed_input,
+            unprocessed_input: UnprocessedInput::default(),
             codec,
             input: Buffer::default(),
             output: Buffer::default(),
+            also_charged: charge.last,
             charge,
-            also_charged: 0,
             taken: 0,
             written: 0,
             traffic,
@@ -91,11 +90,12 @@ impl BufferedStream {
         }
     }
 
-    /// Moves the socket from the runtime of this thread to another runtime. The next reads and writes must happen there.
-    pub(super) fn move_to(self, runtime: &Handle) -> io::Result<BufferedStream> {
+    /// Moves the connection of an admitted client from the runtime of this thread to another runtime, and its charge to
+    /// another budget. The next reads and writes must happen in that runtime.
+    pub(super) fn move_to(self, runtime: &Handle, budget: &Arc<MemoryBudget>) -> io::Result<BufferedStream> {
         let _entered = runtime.enter();
         let stream = socket::adopt(self.stream)?;
-        Ok(BufferedStream { stream, ..self })
+        Ok(BufferedStream { stream, charge: budget.open(), also_charged: 0, ..self })
     }
 
     /// Adds the connection to the read barrier. Until the session has processed its input, the barrier counts this
@@ -341,6 +341,8 @@ impl BufferedStream {
             && let Ok(count @ 1..) = self.stream.read(&mut scratch).await
         {
             dropped += count;
+            // Let the other connections of this thread make progress.
+            tokio::task::yield_now().await;
         }
     }
 }
@@ -353,11 +355,10 @@ mod tests {
 
     use super::*;
     use crate::protocol::frame::{Body, Frame, MAX_GREETING_LENGTH};
-    use crate::server::memory_budget::MemoryBudget;
 
     fn stream_of(ours: UnixStream, max_frame_length: u32, budget: &Arc<MemoryBudget>) -> BufferedStream {
         let (stream, codec) = (Either::Left(Either::Right(ours)), Codec::new(max_frame_length));
-        BufferedStream::new(stream, UnprocessedInput::default(), codec, 1_024, budget.open(), traffic())
+        BufferedStream::new(stream, codec, 1_024, budget.open(), traffic())
     }
 
     fn traffic() -> Traffic {
@@ -406,12 +407,12 @@ mod tests {
         let unprocessed_input = member.unprocessed_input();
         let mut stream = BufferedStream::new(
             Either::Left(Either::Right(ours)),
-            unprocessed_input.clone(),
             Codec::new(MAX_GREETING_LENGTH),
             1_024,
             Arc::new(MemoryBudget::new(usize::MAX)).open(),
             traffic(),
         );
+        stream.unprocessed_input = unprocessed_input.clone();
         assert!(stream.read_or_write(true).now_or_never().is_none());
         assert!(!unprocessed_input.is_set());
 

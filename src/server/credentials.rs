@@ -157,7 +157,7 @@ fn client_verifier(client_ca: &FileContent) -> io::Result<Arc<dyn ClientCertVeri
 
 /// Returns the name in the client certificate of a connection: the common name of its subject or, without one, its first
 /// alternative name. Returns `None` if the connection has no client certificate.
-pub(super) fn certificate_name(stream: &Stream) -> Option<String> {
+pub(super) fn certificate_name(stream: &Stream) -> Option<Arc<str>> {
     let Either::Right(tls) = stream else { return None };
     let certificate = tls.get_ref().1.peer_certificates()?.first()?;
     let name = X509Certificate::from_der(certificate).ok().and_then(|(_, certificate)| {
@@ -171,7 +171,7 @@ pub(super) fn certificate_name(stream: &Stream) -> Option<String> {
     let name = name.unwrap_or_default();
     let printable: String =
         name.chars().filter(|character| !character.is_control()).take(MAX_NAME_LENGTH).collect();
-    Some(if printable.is_empty() { String::from("unnamed certificate") } else { printable })
+    Some(Arc::from(if printable.is_empty() { "unnamed certificate" } else { &printable }))
 }
 
 /// Logs why the TLS handshake of a client failed.

@@ -54,8 +54,8 @@ pub async fn report_reached_limits(metrics: Arc<Metrics>) {
         |closed| {
             warn!(
                 closed,
-                "too many connections have not sent an accepted Hello: closing the oldest; admitted clients are still \
-                 served; look for a port scan, or for clients without the token"
+                "too many connections have not sent an accepted Hello: closing the oldest of the address with the most; \
+                 admitted clients are still served; look for a port scan, or for clients without the token"
             );
         },
     );

@@ -44,7 +44,7 @@ pub(super) struct Charge {
     number: u64,
     account: Arc<Account>,
     /// The last charge, so that an unchanged one needs no lock.
-    last: usize,
+    pub(super) last: usize,
 }
 
 impl MemoryBudget {

@@ -38,7 +38,7 @@ use tracing::warn;
 
 pub(crate) use self::acceptor::accept;
 pub use self::access::Access;
-pub use self::admission::{Admission, StatusSource, UNAUTHENTICATED_FILES};
+pub use self::admission::{Admission, MAX_UNAUTHENTICATED_MEMORY, StatusSource, UNAUTHENTICATED_FILES};
 pub use self::credentials::Certificate;
 pub use self::limit_notices::report_reached_limits;
 pub use self::memory_budget::MemoryBudget;

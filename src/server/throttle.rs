@@ -13,16 +13,17 @@ const REFILL: Duration = Duration::from_millis(100);
 /// The maximum number of addresses in one generation. Two generations are kept.
 const MAX_ADDRESSES: usize = 2_048;
 
-/// The first bytes of an address: all bytes of an IPv4 address, and the network (/64) of an IPv6 address, because one
-/// host may use any address of its network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Source {
+/// The origin of connections: an IPv4 address, the network (/64) of an IPv6 address, because one host may use any address
+/// of its network, or the user of a process that connects over the Unix socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Source {
     V4([u8; 4]),
     V6([u8; 8]),
+    User(u32),
 }
 
 impl Source {
-    fn of(address: IpAddr) -> Source {
+    pub(super) fn of(address: IpAddr) -> Source {
         match address.to_canonical() {
             IpAddr::V4(address) => Source::V4(address.octets()),
             IpAddr::V6(address) => Source::V6(*address.octets().first_chunk().expect("an address has 16 bytes")),

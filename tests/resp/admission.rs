@@ -31,7 +31,7 @@ fn connections(sidecar: &Sidecar) -> Vec<(String, u64)> {
 fn without_a_token_nothing_is_answered_but_a_login() {
     let (_folder, sidecar) = start_with_tokens(&[]);
     let mut client = Resp::to(&sidecar);
-    for text in ["PING", "AW.ADD 1", "INFO", "HELLO 3", "AW.TAKE default", "COMMAND DOCS", "MULTI"] {
+    for text in ["PING", "AW.ADD 1", "INFO", "HELLO 3", "MULTI"] {
         client.ask(text).assert_error("NOAUTH not applied: ");
     }
     assert_eq!(client.ask("RESET").text(), "RESET");
@@ -54,6 +54,41 @@ fn without_a_token_nothing_is_answered_but_a_login() {
     }
     assert_eq!(third.rest(), b"", "the third wrong token ends the connection");
     assert_eq!(sidecar.metrics().refusals("unauthorized"), 5);
+}
+
+#[test]
+fn ten_commands_and_a_kibibyte_of_replies_come_before_a_token() {
+    let (_folder, sidecar) = start_with_tokens(&[]);
+    let replies = |bytes: &[u8]| {
+        let mut client = Resp::to(&sidecar);
+        client.send(bytes);
+        let replies = String::from_utf8(client.rest()).unwrap();
+        assert!(replies.len() <= 1_024, "{replies}");
+        let lines: Vec<String> = replies.lines().map(String::from).collect();
+        assert!(lines.last().unwrap().starts_with("-HELLO_EXPECTED not applied: too many commands"), "{replies}");
+        lines.len() - 1
+    };
+    for (command, replied) in [
+        (&b"a\n"[..], 10),
+        (b"*1\r\n$1\r\na\r\n", 10),
+        (b"RESET\r\n", 10),
+        (b"HELLO 2\r\n", 10),
+        // Empty commands have no reply, and count.
+        (b"\n", 0),
+        (b"*0\r\n", 0),
+    ] {
+        assert_eq!(replies(&command.repeat(10_000)), replied, "{}", command.escape_ascii());
+    }
+    let long = format!("HELLO 3 {}\r\n", "\u{e9}".repeat(64)).into_bytes();
+    assert!((3..10).contains(&replies(&long.repeat(20))), "long replies count by their length");
+    let login = line(&format!("AUTH {TOKEN}"));
+    assert_eq!(replies(&[b"a\n".repeat(10), login.clone()].concat()), 10, "the eleventh command is not run");
+    assert_eq!(sidecar.metrics().refusals("hello_expected"), 8);
+    let mut tenth = Resp::to(&sidecar);
+    tenth.send(&[b"a\n".repeat(9), login, line("PING").repeat(20)].concat());
+    (0..9).for_each(|_| tenth.receive().assert_error("NOAUTH "));
+    assert_eq!(tenth.receive().text(), "OK");
+    (0..20).for_each(|_| assert_eq!(tenth.receive().text(), "PONG"));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use crate::support::frames;
-use crate::support::resp::{Reply, Resp, line, start};
+use crate::support::resp::{Reply, Resp, command, line, start};
 use crate::support::wait_until;
 
 #[test]
@@ -51,6 +51,23 @@ fn an_error_follows_the_replies_to_all_commands_before_it() {
     assert_eq!(client.receive().text(), "PONG");
     client.receive().assert_error("ERR Protocol error: expected '$', got ':'");
     assert_eq!(client.rest(), b"");
+}
+
+#[test]
+fn commands_that_are_not_of_ackwheel_have_few_arguments() {
+    let sidecar = start(&[]);
+    let mut client = Resp::to(&sidecar);
+    for name in ["INFO", "COMMAND", "CLIENT", "HELLO", "CONFIG", "MSET"] {
+        let many = |count: usize| [&[name, "GET"][..], &vec!["x"; count - 2]].concat();
+        client.send(&command(&many(64)));
+        let few = client.receive();
+        client.send(&command(&many(65)));
+        let reply = client.receive();
+        reply.assert_error("ERR too many arguments");
+        assert_ne!(few, reply, "{name}");
+        client.send(&command(&many(200_000)));
+        assert_eq!(client.receive(), reply);
+    }
 }
 
 #[test]

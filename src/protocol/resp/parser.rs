@@ -30,7 +30,7 @@ pub struct Limits {
 
 impl Limits {
     /// The limits before a client is admitted.
-    pub const GREETING: Limits = Limits { command: 16 * 1_024, argument: 1_100, arguments: 10 };
+    pub const GREETING: Limits = Limits { command: 4 * 1_024, argument: 1_100, arguments: 10 };
 
     /// The limits of an admitted client. The largest command is an AW.ADD with its options.
     pub const ADMITTED: Limits =
@@ -164,15 +164,13 @@ impl Parser {
                 continue;
             }
             let (word, next) = inline_word(&input[..=end], at)?;
+            if self.arguments.len() == self.limits.arguments || word.len() > self.limits.argument {
+                return Err(ProtocolError::new("too big inline request"));
+            }
             self.arguments.push(word);
             at = next;
         }
         self.scanned = 0;
-        if self.arguments.len() > self.limits.arguments
-            || self.arguments.iter().any(|word| word.len() > self.limits.argument)
-        {
-            return Err(ProtocolError::new("too big inline request"));
-        }
         Ok(Some(end + 1))
     }
 

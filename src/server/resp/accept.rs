@@ -1,48 +1,44 @@
 //! The RESP part of the acceptor: reads commands until a client is admitted, on the thread of the acceptor.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use tokio_util::either::Either;
 use tracing::debug;
 
-use super::{Greeted, Greeting, reply};
+use super::{Greeted, Greeting};
 use crate::clock::stall_aware_timeout;
 use crate::core::{Reason, Refusal};
-use crate::metrics::Listener;
 use crate::server::acceptor::Acceptor;
-use crate::server::access::Peer;
-use crate::server::admission::{Admitted, Client, log_refusal};
+use crate::server::access::{Client, Peer};
+use crate::server::admission::{Admitted, log_refusal};
 use crate::server::buffered_stream::BufferedStream;
-use crate::server::credentials::certificate_name;
 use crate::server::session::{CLOSE_TIMEOUT, Session};
-use crate::server::socket::{IoEvent, Socket};
+use crate::server::socket::IoEvent;
 use crate::server::unauthenticated::Place;
 
 impl Acceptor {
     /// Reads the first commands of a RESP connection, and starts its session once the client is admitted.
-    pub(in crate::server) async fn greet_resp(self, socket: Socket, peer: Peer, place: Place) {
+    pub(in crate::server) async fn greet_resp(
+        self,
+        mut stream: BufferedStream,
+        client: Client,
+        left: Duration,
+        place: Place,
+    ) {
         let admission = &*self.admission;
-        let address = match &socket {
-            Either::Left(tcp) => tcp.peer_addr().map(|address| address.to_string()).unwrap_or_default(),
-            Either::Right(_) => String::new(),
+        let address = match client.peer {
+            Peer::Tcp(address) => address.to_string(),
+            Peer::Unix => String::new(),
         };
-        let (mut greeting, mut stream) = (Greeting::new(address), None);
-        let timeout = admission.options.hello_timeout;
-        let mut greeted =
-            stall_aware_timeout(timeout, self.receive_token(socket, peer, &mut greeting, &mut stream)).await;
-        let Some((mut stream, client)) = stream else {
-            if greeted.is_none() {
-                debug!("the TLS handshake took too long");
-                admission.metrics.refusals.of(Reason::TlsHandshake).inc();
-            }
-            return;
-        };
+        let mut greeting = Greeting::new(address);
+        let mut greeted = stall_aware_timeout(left, self.receive_token(&mut stream, &client, &mut greeting)).await;
         if greeted.is_none() && greeting.accepted.is_some() {
             // The client waits for the store: no token is missing.
-            greeted = Some(self.read_commands(&mut greeting, &mut stream, &client).await);
+            greeted = Some(self.receive_token(&mut stream, &client, &mut greeting).await);
         }
-        match greeted {
-            Some(Some(admitted)) => {
+        let text = || format!("no token came within {:?}: send AUTH token", admission.options.hello_timeout);
+        match greeted.unwrap_or_else(|| Err(Some(Refusal::new(Reason::HelloTimeout, text())))) {
+            Ok(admitted) => {
                 drop(place);
                 let admission = Arc::clone(&self.admission);
                 let start = |stream, grant, shared, phase| {
@@ -50,47 +46,27 @@ impl Acceptor {
                 };
                 self.serve(stream, admitted, start);
             }
-            Some(None) => {
-                let _ = stall_aware_timeout(CLOSE_TIMEOUT, stream.close(self.unanswered.token())).await;
-            }
-            None => {
-                let text = format!("no token came within {timeout:?}: send AUTH token");
-                let refusal = Refusal::new(Reason::HelloTimeout, text);
-                log_refusal(&refusal, peer);
-                admission.metrics.refusals.of(refusal.reason).inc();
-                stream.write(|_, out| reply::refusal(out, &refusal));
+            Err(refusal) => {
+                if let Some(refusal) = refusal {
+                    log_refusal(&refusal, client.peer);
+                    admission.metrics.refusals.of(refusal.reason).inc();
+                    stream.write(|_, out| drop(greeting.connection.refuse_login(out, &refusal)));
+                }
                 let _ = stall_aware_timeout(CLOSE_TIMEOUT, stream.close(self.unanswered.token())).await;
             }
         }
     }
 
-    /// Makes the TLS handshake, and reads commands until the client is admitted. Sets `opened` once the handshake is made.
-    /// Returns `None` if the connection is to be closed.
+    /// Reads commands until the client is admitted. Returns an error if the connection is to be closed, with the refusal
+    /// to send.
     async fn receive_token(
         &self,
-        socket: Socket,
-        peer: Peer,
-        greeting: &mut Greeting,
-        opened: &mut Option<(BufferedStream, Client)>,
-    ) -> Option<Admitted> {
-        let ready = self.handshake(socket).await?;
-        let client = Client { peer, certificate_name: certificate_name(&ready) };
-        let (stream, client) = opened.insert((self.buffered(ready, Listener::Resp), client));
-        if !self.admission.access.requires_token() {
-            greeting.accept(stream, &self.admission, b"");
-        }
-        self.read_commands(greeting, stream, client).await
-    }
-
-    /// Reads commands until the client is admitted. Returns `None` if the connection is to be closed.
-    async fn read_commands(
-        &self,
-        greeting: &mut Greeting,
         stream: &mut BufferedStream,
         client: &Client,
-    ) -> Option<Admitted> {
+        greeting: &mut Greeting,
+    ) -> Result<Admitted, Option<Refusal>> {
         let admit = |token: &[u8]| {
-            let admitted = self.admission.admit_token(token, client, Listener::Resp);
+            let admitted = self.admission.admit_token(token, client);
             // A client with the right token may wait until the store is open.
             if let Err(refusal) = &admitted
                 && refusal.reason != Reason::Starting
@@ -100,20 +76,25 @@ impl Acceptor {
             }
             admitted
         };
+        if !self.admission.access.requires_token() {
+            greeting.accept(stream, &self.admission, b"");
+        }
         loop {
             match greeting.read(stream, &self.admission, admit) {
                 Greeted::Waiting => {}
-                Greeted::Admitted(admitted) => return Some(admitted),
-                Greeted::Closed => return None,
+                Greeted::Admitted(admitted) => return Ok(admitted),
+                Greeted::Closed(refusal) => return Err(refusal),
             }
             match stream.read_or_write(true).await {
-                Ok(IoEvent::Ended | IoEvent::OverBudget | IoEvent::WriteFailed) => return None,
+                Ok(IoEvent::Ended | IoEvent::OverBudget | IoEvent::WriteFailed) => return Err(None),
                 Ok(_) => {}
                 Err(error) => {
                     debug!(%error, "connection lost");
-                    return None;
+                    return Err(None);
                 }
             }
+            // Let the other connections of this thread make progress after each read.
+            tokio::task::yield_now().await;
         }
     }
 }

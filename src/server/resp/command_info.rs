@@ -5,9 +5,6 @@ use bytes::BytesMut;
 use super::reply::{self, Version};
 use crate::protocol::resp::command::{Arguments, COMMANDS, Usage};
 
-/// The maximum number of arguments of a COMMAND, which bounds its reply.
-pub(super) const MAX_COMMAND_ARGUMENTS: usize = 256;
-
 /// Replies what there is to know about the AW commands. `redis-cli` completes and explains them from COMMAND DOCS.
 pub(super) fn command(arguments: Arguments<'_>, version: Version, out: &mut BytesMut) {
     let subcommand = arguments.get(1).unwrap_or_default().to_ascii_uppercase();

@@ -4,7 +4,7 @@ use std::mem;
 
 use bytes::BytesMut;
 
-use super::command_info::{self, MAX_COMMAND_ARGUMENTS};
+use super::command_info;
 use super::reply::{self, Version};
 use crate::protocol::resp::command::{Arguments, COMMANDS, Usage, quoted};
 use crate::protocol::resp::parser::Limits;
@@ -12,6 +12,9 @@ use crate::server::admission::Admission;
 
 /// The version of Redis whose behaviour client libraries may expect.
 const REDIS_VERSION: &str = "7.2.4";
+
+/// The number of arguments, with the name, from which on a command is refused: some commands compare each argument.
+const TOO_MANY: usize = 65;
 
 /// The maximum length of a name that CLIENT SETNAME sets.
 const MAX_NAME_LENGTH: usize = 255;
@@ -89,6 +92,9 @@ impl Connection {
     ) -> Action<'a> {
         let name = arguments.get(0).unwrap_or_default().to_ascii_uppercase();
         match (&name[..], arguments.count()) {
+            (_, TOO_MANY..) if Usage::find(&name).is_none() => {
+                reply::error(out, "ERR too many arguments: at most 64 are accepted here")
+            }
             (b"PING", 1) => reply::simple(out, "PONG"),
             (b"PING" | b"ECHO", 2) => reply::bulk(out, arguments.get(1).unwrap_or_default()),
             (b"HELLO", _) => return self.hello(arguments, out),
@@ -117,13 +123,13 @@ impl Connection {
             }
             (b"ROLE", _) => out.extend_from_slice(b"*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n"),
             (b"CLIENT", 2..) => self.client(arguments, out),
-            (b"COMMAND", ..=MAX_COMMAND_ARGUMENTS) => command_info::command(arguments, self.version, out),
+            (b"COMMAND", _) => command_info::command(arguments, self.version, out),
             (b"INFO", _) => reply::verbatim(out, self.version, &info(arguments, &figures())),
             (b"CONFIG", 3..) if arguments.is(1, "GET") => reply::map(out, self.version, 0),
             _ if self.refuses_transaction && Usage::find(&name).is_some() => {
                 reply::error(out, "NO_TRANSACTIONS not applied: MULTI was refused");
             }
-            (b"PING" | b"ECHO" | b"AUTH" | b"SELECT" | b"RESET" | b"CLIENT" | b"COMMAND", _) => {
+            (b"PING" | b"ECHO" | b"AUTH" | b"SELECT" | b"RESET" | b"CLIENT", _) => {
                 let name = String::from_utf8_lossy(&name).to_ascii_lowercase();
                 reply::error(out, &format!("ERR wrong number of arguments for '{name}' command"));
             }

@@ -17,12 +17,21 @@ use crate::server::buffered_stream::BufferedStream;
 /// How often a connection may present a wrong token before it is closed.
 const MAX_FAILURES: u32 = 3;
 
+/// How many commands a connection may send before it is admitted.
+const MAX_COMMANDS: u32 = 10;
+
+/// The maximum length of all replies to a connection that is not admitted: 1 KiB with the refusal behind them.
+const MAX_REPLIES: usize = 1_024 - 128;
+
 /// The state of a client until it is admitted.
 pub(in crate::server) struct Greeting {
     pub(super) parser: Parser,
     pub(super) connection: Connection,
     /// The token of a client that is to be admitted once the store is open; empty if it needs none.
     pub(super) accepted: Option<Vec<u8>>,
+    /// The number of commands so far, and the bytes of their replies.
+    commands: u32,
+    replied: usize,
 }
 
 /// The result of the commands that were read so far.
@@ -30,8 +39,8 @@ pub(in crate::server) enum Greeted {
     /// The client has not presented a token yet.
     Waiting,
     Admitted(Admitted),
-    /// The connection is to be closed once its replies are written.
-    Closed,
+    /// The connection is to be closed once its replies are written. With a refusal, this is the last reply.
+    Closed(Option<Refusal>),
 }
 
 impl Greeting {
@@ -41,7 +50,7 @@ impl Greeting {
         static LAST: AtomicU64 = AtomicU64::new(0);
         let id = LAST.fetch_add(1, Ordering::Relaxed) + 1;
         let connection = Connection { id, address, ..Connection::default() };
-        Greeting { parser: Parser::new(Limits::GREETING), connection, accepted: None }
+        Greeting { parser: Parser::new(Limits::GREETING), connection, accepted: None, commands: 0, replied: 0 }
     }
 
     /// Lets a client with the right token wait for the store. Its commands may be as long as those of an admitted one.
@@ -58,7 +67,7 @@ impl Greeting {
         admission: &Admission,
         mut admit: impl FnMut(&[u8]) -> Result<Admitted, Refusal>,
     ) -> Greeted {
-        let mut input = std::mem::take(stream.input());
+        let (mut input, mut out) = (std::mem::take(stream.input()), BytesMut::new());
         let mut greeted = Greeted::Waiting;
         while matches!(greeted, Greeted::Waiting) {
             if admission.shared().is_some()
@@ -67,8 +76,8 @@ impl Greeting {
                 greeted = match admit(token) {
                     Ok(admitted) => Greeted::Admitted(admitted),
                     Err(refusal) => {
-                        stream.write(|_, out| drop(self.connection.refuse_login(out, &refusal)));
-                        Greeted::Closed
+                        self.connection.refuse_login(&mut out, &refusal);
+                        Greeted::Closed(None)
                     }
                 };
                 break;
@@ -77,19 +86,32 @@ impl Greeting {
                 Ok(Some(length)) => length,
                 Ok(None) => break,
                 Err(error) => {
-                    stream.write(|_, out| refuse_bytes(out, &error));
-                    greeted = Greeted::Closed;
+                    refuse_bytes(&mut out, &error);
+                    greeted = Greeted::Closed(None);
                     break;
                 }
             };
             let ranges = self.parser.take_arguments();
             let arguments = Arguments { bytes: &input[..length], ranges: &ranges };
-            if !ranges.is_empty() {
-                greeted = self.run(arguments, stream, admission, &mut admit);
+            let before = out.len();
+            if !ranges.is_empty() && self.commands < MAX_COMMANDS {
+                greeted = self.run(arguments, stream, &mut out, admission, &mut admit);
+            }
+            if self.accepted.is_none() {
+                self.commands += 1;
             }
             input.advance(length);
+            if matches!(greeted, Greeted::Waiting)
+                && self.accepted.is_none()
+                && (self.commands > MAX_COMMANDS || self.replied + out.len() > MAX_REPLIES)
+            {
+                out.truncate(before);
+                greeted = Greeted::Closed(Some(Refusal::new(Reason::HelloExpected, TOO_MANY)));
+            }
         }
         *stream.input() = input;
+        self.replied += out.len();
+        stream.write(|_, to| to.extend_from_slice(&out));
         greeted
     }
 
@@ -97,66 +119,65 @@ impl Greeting {
         &mut self,
         arguments: Arguments<'_>,
         stream: &mut BufferedStream,
+        out: &mut BytesMut,
         admission: &Admission,
         admit: &mut impl FnMut(&[u8]) -> Result<Admitted, Refusal>,
     ) -> Greeted {
         if is_http(arguments) {
             warn!("{HTTP_REFUSED}");
-            return Greeted::Closed;
+            return Greeted::Closed(None);
         }
         let is_accepted = self.accepted.is_some();
         if !is_accepted && !["AUTH", "HELLO", "QUIT", "RESET"].iter().any(|name| arguments.is(0, name)) {
-            stream.write(|_, out| reply::error(out, NO_AUTH));
+            reply::error(out, NO_AUTH);
             return Greeted::Waiting;
         }
         if is_accepted && (arguments.is(0, "PING") || arguments.get(0).and_then(Usage::find).is_some()) {
             admission.metrics.refusals.of(Reason::Starting).inc();
-            stream.write(|_, out| reply::error(out, LOADING));
+            reply::error(out, LOADING);
             return Greeted::Waiting;
         }
-        let mut out = BytesMut::new();
-        let action = self.connection.run(arguments, || Figures::of(admission), &mut out);
-        let greeted = match action {
+        let before = out.len();
+        match self.connection.run(arguments, || Figures::of(admission), out) {
             Action::Login(login) => match admit(login.token) {
                 Ok(admitted) => {
-                    self.connection.logged_in(login, &mut out);
-                    Greeted::Admitted(admitted)
+                    self.connection.logged_in(login, out);
+                    return Greeted::Admitted(admitted);
                 }
                 Err(refusal) if refusal.reason == Reason::Starting => {
                     self.accept(stream, admission, login.token);
-                    self.connection.logged_in(login, &mut out);
-                    Greeted::Waiting
+                    self.connection.logged_in(login, out);
                 }
-                Err(refusal) => self.connection.refuse_login(&mut out, &refusal),
+                Err(refusal) => return self.connection.refuse_login(out, &refusal),
             },
-            Action::Quit => Greeted::Closed,
+            Action::Quit => return Greeted::Closed(None),
             Action::Reset => {
                 self.connection.reset();
-                reply::simple(&mut out, "RESET");
-                Greeted::Waiting
+                reply::simple(out, "RESET");
             }
-            Action::Replied => {
-                // A HELLO without AUTH changes nothing.
-                if !is_accepted && !out.starts_with(b"-") {
-                    self.connection.reset();
-                    out.clear();
-                    reply::error(&mut out, NO_AUTH);
-                }
-                Greeted::Waiting
+            // A HELLO without AUTH changes nothing.
+            Action::Replied if !is_accepted && !out[before..].starts_with(b"-") => {
+                self.connection.reset();
+                out.truncate(before);
+                reply::error(out, NO_AUTH);
             }
+            Action::Replied => {}
             Action::Unknown => {
-                reply::error(&mut out, &unknown_command(arguments));
-                if self.parser.is_inline() { Greeted::Closed } else { Greeted::Waiting }
+                reply::error(out, &unknown_command(arguments));
+                if self.parser.is_inline() {
+                    return Greeted::Closed(None);
+                }
             }
-        };
-        stream.write(|_, to| to.extend_from_slice(&out));
-        greeted
+        }
+        Greeted::Waiting
     }
 }
 
 /// The error for a command of a client that is not admitted. Client libraries look for its first word.
-const NO_AUTH: &str =
-    "NOAUTH not applied: this server asks for a token: send AUTH token, or HELLO 3 AUTH default token";
+const NO_AUTH: &str = "NOAUTH not applied: send AUTH token, or HELLO 3 AUTH default token";
+
+/// The text of the refusal of further commands before a token.
+const TOO_MANY: &str = "too many commands or replies before a token: send AUTH first";
 
 /// The error for a command while the store is being opened. Client libraries look for its first word, and wait.
 const LOADING: &str =
@@ -173,7 +194,7 @@ impl Connection {
             _ => reply::refusal(out, refusal),
         }
         let may_try_again = refusal.reason == Reason::Unauthorized && self.failures < MAX_FAILURES;
-        if may_try_again { Greeted::Waiting } else { Greeted::Closed }
+        if may_try_again { Greeted::Waiting } else { Greeted::Closed(None) }
     }
 }
 

@@ -31,8 +31,8 @@ use self::connection::Connection;
 use self::deliveries::{Deliveries, DeliveryReply, Outcome as DeliveryOutcome, QueuedCommand};
 use self::greeting::{Greeted, Greeting, refuse_bytes};
 use self::replies::Replies;
-use super::access::Grant;
-use super::admission::{Admission, Client};
+use super::access::{Client, Grant};
+use super::admission::Admission;
 use super::buffered_stream::BufferedStream;
 use super::keep_alive::KeepAlive;
 use super::pending_requests::{Completion, MAX_REQUESTS, Weight};
@@ -40,6 +40,7 @@ use super::session::{ClientProtocol, Session, State};
 use super::shared::{Phase, Shared};
 use crate::core::{DelOutcome, Message, MessageState, Outcome, Reason, Refusal, Request, RequestBatch};
 use crate::protocol::Codec;
+use crate::protocol::frame::MAX_GREETING_LENGTH;
 use crate::protocol::resp::parser::{Limits, Parser, ProtocolError};
 
 /// How long an Ack waits for a store that is unreachable before it is answered with `held`.
@@ -51,10 +52,8 @@ const SILENCE: Duration = Duration::from_secs(1);
 /// How long a peer may leave replies unread.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The maximum length of a command of a client that is not admitted.
-pub(super) const MAX_RESP_GREETING: u32 = 16 * 1_024;
-
-const _: () = assert!(MAX_RESP_GREETING as usize == Limits::GREETING.command);
+// A connection that is not admitted reads no more than this.
+const _: () = assert!(MAX_GREETING_LENGTH as usize == Limits::GREETING.command);
 
 /// The state of the RESP protocol.
 pub(super) struct Resp {

@@ -219,15 +219,14 @@ impl Session<Resp> {
             Action::Quit => ends = true,
             Action::Login(login) => {
                 let Resp { client, connection, .. } = &mut self.protocol;
-                let name = client.certificate_name.as_deref();
-                match admission.access.admit(login.token, client.peer, name, now) {
+                match admission.access.admit(login.token, client, now) {
                     Ok(grant) => {
                         self.grant = grant;
                         connection.logged_in(login, &mut out);
                     }
                     Err(refusal) => {
                         self.shared.metrics.refusals.of(refusal.reason).inc();
-                        ends = matches!(connection.refuse_login(&mut out, &refusal), Greeted::Closed);
+                        ends = matches!(connection.refuse_login(&mut out, &refusal), Greeted::Closed(_));
                     }
                 }
             }
