@@ -28,7 +28,7 @@ use crate::memory::{JournalError, MemoryOptions, MemoryStore};
 use crate::metrics::{Metrics, gauge_value};
 use crate::process::thread::RuntimeThread;
 use crate::redis::{RedisOptions, RedisStore, RedisStoreError, StoreUrl};
-use crate::server::{self, Admission, Certificate, Listeners, Server, Shared, SocketFile, UNAUTHENTICATED_FILES};
+use crate::server::{self, Admission, Listeners, Server, Shared, SocketFile, UNAUTHENTICATED_FILES};
 use crate::ticker::Ticker;
 use crate::ticker::precise_timer::PreciseTimer;
 use crate::ticker::read_barrier::ReadBarrier;
@@ -97,7 +97,8 @@ impl Sidecar {
         let hosts = mem::take(&mut config.admin_hosts);
         tasks.spawn_on(admin::serve(admin_listener, Arc::clone(&health), hosts), &admin_thread.handle);
         tasks.spawn(server::report_reached_limits(Arc::clone(&metrics)));
-        tasks.spawn(watch_files(Arc::clone(&admission)));
+        let watched = Arc::clone(&admission);
+        tasks.spawn(async move { watched.maintain().await });
         tasks.spawn_on(Arc::clone(&health).sample(), &admin_thread.handle);
         let server = Server::start(listeners, &admission).map_err(StartError::Thread)?;
         if config.redis.is_some() {
@@ -229,13 +230,6 @@ pub fn raise_open_files_limit(config: &Config) {
             warn!(%error, "the limit of open files could not be raised: raise it (ulimit -n, LimitNOFILE of systemd)");
         }
     }
-}
-
-/// Keeps the tokens and the certificate up to date with their files. Returns at once if neither is configured, and
-/// otherwise never.
-async fn watch_files(admission: Arc<Admission>) {
-    let certificate = OptionFuture::from(admission.certificate.as_ref().map(Certificate::maintain));
-    tokio::join!(admission.access.maintain(), certificate);
 }
 
 /// Exports the limits and settings that dashboards and alerts compare with other metrics.

@@ -1,6 +1,9 @@
 //! Access: tokens with names and rights, their rotation, throttled guesses, client certificates, and the permissions of
 //! files.
 
+mod withdrawn;
+
+use std::cell::Cell;
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
@@ -8,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ackwheel::client::{AddOptions, Client, ClientOptions, SubscribeOptions};
+use ackwheel::client::{AddOptions, Client, ClientError, ClientOptions, SubscribeOptions};
 use ackwheel::core::Message;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use socket2::{Domain, Socket, Type};
@@ -66,14 +69,17 @@ fn a_token_rotates_under_load_and_no_request_of_a_client_that_follows_is_refused
     let connect = || Client::connect(sidecar.listen.into(), ClientOptions::default().token_file(&of_client));
     let lasting = runtime.block_on(connect()).unwrap();
     // Adds over the lasting connection and over a new one, until the condition is true.
-    let mut id = 0;
+    let (mut id, closed) = (0, Cell::new(0));
     let mut load_until = |is_done: &dyn Fn() -> bool| {
         wait_until("the next step of the rotation", || {
             id += 1;
             runtime.block_on(async {
                 let fresh = connect().await.expect("a client that follows is admitted");
-                for client in [&lasting, &fresh] {
-                    client.add_new_msg(&[Message::new(id, 1)], AddOptions::default()).await.unwrap();
+                fresh.add_new_msg(&[Message::new(id, 1)], AddOptions::default()).await.unwrap();
+                // The connection of the old token ends with it, and the client opens another one.
+                while let Err(error) = lasting.add_new_msg(&[Message::new(id, 1)], AddOptions::default()).await {
+                    assert!(matches!(error, ClientError::ConnectionLost { .. }), "{error}");
+                    closed.set(closed.get() + 1);
                 }
             });
             is_done()
@@ -88,7 +94,8 @@ fn a_token_rotates_under_load_and_no_request_of_a_client_that_follows_is_refused
     fs::write(&of_server, format!("node:{NEW}\n")).unwrap();
     load_until(&|| times_read() == 2);
     greet(&sidecar, OLD).1.assert_error(7, 0);
-    load_until(&|| true);
+    load_until(&|| sidecar.metrics().refusals("access_changed") == 1);
+    assert!(closed.get() <= 1, "only requests that were on their way fail");
     assert_eq!(sidecar.metrics().refusals("unauthorized"), 1, "the one that came with the old token");
     assert!(!sidecar.log().text().contains("0123456789abcdef"), "no token in the log");
 }

@@ -16,7 +16,7 @@ use crate::support::settings;
 const EXAMPLE: &str = include_str!("../examples/ackwheel.toml");
 
 /// Keys without a default that a file could name, and why.
-const EXAMPLES: [(&str, &str); 15] = [
+const EXAMPLES: [(&str, &str); 16] = [
     ("admin-host", "no further name is allowed"),
     ("socket", "there is no socket unless one is asked for"),
     ("resp", "there is no RESP listener unless one is asked for"),
@@ -25,6 +25,7 @@ const EXAMPLES: [(&str, &str); 15] = [
     ("tls-cert", "there is no TLS"),
     ("tls-key", "there is no TLS"),
     ("tls-client-ca", "no client certificate is asked for"),
+    ("tls-client-names", "all names are accepted"),
     ("journal", "nothing is kept"),
     ("threads", "it depends on the number of processors"),
     ("redis-password-file", "there is no password"),
@@ -129,8 +130,9 @@ fn every_key_uncommented_is_right_in_the_eyes_of_the_program() {
         ("tls-cert", "tls.crt", certified.cert.pem()),
         ("tls-key", "tls.key", certified.signing_key.serialize_pem()),
         ("tls-client-ca", "clients.crt", certified.cert.pem()),
+        ("tls-client-names", "clients", String::from("node-7")),
     ];
-    // These four are read when they are checked; the others need not be there yet.
+    // These five are read when they are checked; the others need not be there yet.
     let mut here = String::new();
     for (key, name, content) in &files {
         let path = folder.path().join(name);

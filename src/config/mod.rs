@@ -167,7 +167,10 @@ impl Values {
     }
 
     fn access(&self) -> Result<Access, ConfigError> {
-        Access::new(self.token_file.clone()).map_err(|error| ConfigError(format!("--token-file: {error}")))
+        if self.tls_client_names.is_some() && self.tls_client_ca.is_none() {
+            return Err(ConfigError("--tls-client-names needs --tls-client-ca: give both, or neither".into()));
+        }
+        Access::new(self.token_file.clone(), self.tls_client_names.clone()).map_err(ConfigError)
     }
 
     /// Returns a warning for each file with a secret that other users can read.

@@ -142,6 +142,9 @@ settings! {
     /// Certificates in PEM of the authorities that sign client certificates: with it, --listen accepts only clients with
     /// one. It needs --tls-cert, and is read again when it changes [default: none]
     ACCESS, tls_client_ca: PathBuf, "ACKWHEEL_TLS_CLIENT_CA", "FILE";
+    /// File with the names of client certificates that are accepted, one a line: the common name or, without one, the
+    /// first alternative name. It needs --tls-client-ca, and is read again when it changes [default: all names]
+    ACCESS, tls_client_names: PathBuf, "ACKWHEEL_TLS_CLIENT_NAMES", "FILE";
     /// Allow --listen beyond loopback without a token or client certificates: anyone who reaches it can add and
     /// acknowledge messages [default: false]
     ACCESS, insecure: bool, "ACKWHEEL_INSECURE", "BOOL", false;

@@ -85,6 +85,8 @@ reasons! {
     Starting = 13, "starting", RETRYABLE, "wait until the store is open, or look at it and at the log";
     /// The buffers of all connections have reached their limit, and those of this connection were the largest.
     ConnectionMemory = 14, "connection_memory", RETRYABLE, "find clients that do not read, or raise the limit";
+    /// The token or the certificate name of the connection was withdrawn, or its rights have changed.
+    AccessChanged = 15, "access_changed", RETRYABLE, "connect again, with a token or certificate name that is accepted";
 
     /// This version does not know the type of the frame.
     UnknownType = 32, "unknown_type", FINAL, CLIENT;

@@ -105,7 +105,7 @@ impl Acceptor {
                     next_unix.set(SocketFile::listen_again(&socket_file));
                     continue;
                 }
-                _ = self.phase.changed() => return,
+                _ = self.phase.wait_for(|phase| *phase != Phase::Serving) => return,
             };
             match accepted {
                 Ok((socket, listener)) => {

@@ -1,7 +1,7 @@
 //! Decides at Hello whether a connection is admitted, under which name, and with which rights.
 
-use std::collections::BTreeMap;
-use std::convert::Infallible;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -12,21 +12,21 @@ use parking_lot::Mutex;
 use tracing::warn;
 
 use super::throttle::Throttle;
-use super::tokens::{Right, Rights, Tokens};
-use super::watched_files::WatchedFiles;
+use super::tokens::{Right, Rights, Token, Tokens};
+use super::watched_files::{FileContent, WatchedFiles};
 use crate::core::{Reason, Refusal};
 use crate::metrics::Listener;
 
-/// The number of open connections of each name.
-type Connections = Arc<Mutex<BTreeMap<Arc<str>, u64>>>;
-
-/// The tokens that clients may present, and the connections that were admitted.
+/// The tokens that clients may present, the names of their certificates, and the connections that were admitted.
 #[derive(Debug, Default)]
 pub struct Access {
     /// With `None`, clients need no token.
     tokens: Option<WatchedFiles<Tokens>>,
+    /// The names of client certificates that are admitted. With `None`, all names are.
+    certificate_names: Option<WatchedFiles<BTreeSet<Arc<str>>>>,
     throttle: Mutex<Throttle>,
-    connections: Connections,
+    /// The number of open connections of each name at each listener.
+    connections: Mutex<BTreeMap<(Arc<str>, Listener), u64>>,
 }
 
 /// The peer of a connection.
@@ -50,19 +50,25 @@ pub(super) struct Client {
 pub(super) struct Grant {
     /// The name of the token or, without tokens, of the client certificate. `None` if the server requires neither.
     pub(super) name: Option<Arc<str>>,
-    rights: Rights,
-    connections: Connections,
+    /// The token that the client presented. `None` if the server requires none, and then the client has all rights.
+    token: Option<Arc<Token>>,
+    client: Client,
+    access: Arc<Access>,
 }
 
 impl Access {
-    /// Reads a file of tokens. With `None`, clients need no token.
+    /// Reads a file of tokens, and a file with the names of client certificates that are admitted. Without the first,
+    /// clients need no token; without the second, all names are admitted.
     ///
     /// # Errors
     ///
-    /// If the file cannot be read, or has a line that is wrong. The error names the file and the line.
-    pub fn new(token_file: Option<PathBuf>) -> io::Result<Access> {
-        let read = |path| WatchedFiles::new(&[path], |files| Tokens::parse(&files[0]));
-        Ok(Access { tokens: token_file.map(read).transpose()?, ..Access::default() })
+    /// If a file cannot be read, or has a line that is wrong. The error names the flag, the file and the line.
+    pub fn new(token_file: Option<PathBuf>, certificate_names: Option<PathBuf>) -> Result<Access, String> {
+        Ok(Access {
+            tokens: watched("--token-file", token_file, |files| Tokens::parse(&files[0]))?,
+            certificate_names: watched("--tls-client-names", certificate_names, |files| parse_names(&files[0]))?,
+            ..Access::default()
+        })
     }
 
     /// Returns whether clients need a token.
@@ -79,21 +85,19 @@ impl Access {
     ///
     /// # Errors
     ///
-    /// If the token is missing or wrong. Also if the token is easy to guess, and the address of the peer sent too many
-    /// wrong tokens.
-    pub(super) fn admit(&self, token: &[u8], client: &Client, now: Instant) -> Result<Grant, Refusal> {
-        let Client { peer, certificate_name, .. } = client;
-        let Some(tokens) = &self.tokens else {
-            return Ok(self.grant(certificate_name.clone(), Rights::ALL));
-        };
-        if token.is_empty() {
-            return Err(Refusal::new(
-                Reason::Unauthorized,
-                "this server asks for a token: send one of its --token-file",
-            ));
+    /// If the token is missing or wrong, or if the certificate has a name that is not admitted. Also if the token is
+    /// easy to guess, and the address of the peer sent too many wrong tokens.
+    pub(super) fn admit(self: &Arc<Self>, token: &[u8], client: &Client, now: Instant) -> Result<Grant, Refusal> {
+        let unauthorized = |text| Err(Refusal::new(Reason::Unauthorized, text));
+        if !self.admits_certificate(client) {
+            return unauthorized("the name of this client certificate is not in the server's --tls-client-names");
         }
-        let throttled = match peer {
-            Peer::Tcp(address) if certificate_name.is_none() => Some(address.ip()),
+        let Some(tokens) = &self.tokens else { return Ok(self.grant(None, client)) };
+        if token.is_empty() {
+            return unauthorized("this server asks for a token: send one of its --token-file");
+        }
+        let throttled = match client.peer {
+            Peer::Tcp(address) if client.certificate_name.is_none() => Some(address.ip()),
             _ => None,
         };
         let tokens = tokens.current();
@@ -105,41 +109,89 @@ impl Access {
             return Err(too_many_attempts(wait));
         }
         if let Some(token) = found {
-            return Ok(self.grant(Some(Arc::clone(&token.name)), token.rights));
+            return Ok(self.grant(Some(token), client));
         }
         if let Some(address) = throttled {
             self.throttle.lock().count(address, now);
         }
-        Err(Refusal::new(Reason::Unauthorized, "the token is not in the server's --token-file"))
+        unauthorized("the token is not in the server's --token-file")
     }
 
     /// Returns the names of all tokens and connections, each with the number of its open connections.
     pub fn connections(&self) -> BTreeMap<Arc<str>, u64> {
-        let mut connections = self.connections.lock().clone();
-        if let Some(tokens) = &self.tokens {
-            for name in tokens.current().value.names() {
-                connections.entry(Arc::clone(name)).or_default();
-            }
+        let mut connections: BTreeMap<_, _> = self.names().into_iter().map(|name| (name, 0)).collect();
+        for ((name, _), count) in &*self.connections.lock() {
+            *connections.entry(Arc::clone(name)).or_default() += count;
         }
         connections
     }
 
-    /// Reads the file again whenever its content changes. Returns at once if there is none, and otherwise never.
-    pub async fn maintain(&self) -> Option<Infallible> {
-        let tokens = self.tokens.as_ref()?;
-        loop {
-            if tokens.next_check("token", "correct the token file, or its permissions").await {
-                self.weak_tokens().iter().for_each(|warning| warn!("{warning}"));
-            }
+    /// Reads the files again whenever their content changes, and calls `changed` then. Returns at once if there are none,
+    /// and otherwise never.
+    pub async fn maintain(&self, changed: impl Fn()) {
+        let tokens = maintain(self.tokens.as_ref(), "token", "correct the token file, or its permissions", || {
+            self.weak_tokens().iter().for_each(|warning| warn!("{warning}"));
+            changed();
+        });
+        let remedy = "correct the file of --tls-client-names, or its permissions";
+        let names = maintain(self.certificate_names.as_ref(), "list of names", remedy, &changed);
+        tokio::join!(tokens, names);
+    }
+
+    /// Returns the names in the files: those of the tokens or, without tokens, those of the client certificates.
+    fn names(&self) -> BTreeSet<Arc<str>> {
+        match (&self.tokens, &self.certificate_names) {
+            (Some(tokens), _) => tokens.current().value.names().cloned().collect(),
+            (None, Some(names)) => names.current().value.clone(),
+            (None, None) => BTreeSet::new(),
         }
     }
 
-    fn grant(&self, name: Option<Arc<str>>, rights: Rights) -> Grant {
-        if let Some(name) = &name {
-            *self.connections.lock().entry(Arc::clone(name)).or_default() += 1;
-        }
-        Grant { name, rights, connections: Arc::clone(&self.connections) }
+    fn admits_certificate(&self, client: &Client) -> bool {
+        let (Some(names), Some(name)) = (&self.certificate_names, &client.certificate_name) else { return true };
+        names.current().value.contains(name)
     }
+
+    fn grant(self: &Arc<Self>, token: Option<&Arc<Token>>, client: &Client) -> Grant {
+        let name = token.map(|token| &token.name).or(client.certificate_name.as_ref()).cloned();
+        if let Some(name) = &name {
+            *self.connections.lock().entry((Arc::clone(name), client.listener)).or_default() += 1;
+        }
+        Grant { name, token: token.cloned(), client: client.clone(), access: Arc::clone(self) }
+    }
+}
+
+/// Reads a file, and makes a value of it. An error names the flag and the file.
+fn watched<T: Send + Sync + 'static>(
+    flag: &str,
+    path: Option<PathBuf>,
+    make: fn(&[FileContent]) -> io::Result<T>,
+) -> Result<Option<WatchedFiles<T>>, String> {
+    let watched = path.map(|path| WatchedFiles::new(&[path], make)).transpose();
+    watched.map_err(|error| format!("{flag}: {error}"))
+}
+
+/// Reads a file again whenever its content changes, and calls `changed` then.
+async fn maintain<T: Send + Sync + 'static>(
+    file: Option<&WatchedFiles<T>>,
+    what: &str,
+    remedy: &str,
+    changed: impl Fn(),
+) {
+    let Some(file) = file else { return };
+    loop {
+        if file.next_check(what, remedy).await {
+            changed();
+        }
+    }
+}
+
+/// Parses a file with one name a line. Blank lines and lines that begin with `#` are ignored.
+fn parse_names(file: &FileContent) -> io::Result<BTreeSet<Arc<str>>> {
+    let text = str::from_utf8(&file.bytes).map_err(|error| file.error(&error))?;
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let names: BTreeSet<Arc<str>> = lines.map(Arc::from).collect();
+    if names.is_empty() { Err(file.error(&"there is no name in it: write one a line")) } else { Ok(names) }
 }
 
 impl Grant {
@@ -149,27 +201,55 @@ impl Grant {
     ///
     /// If the connection does not have the right.
     pub(super) fn check(&self, right: Right) -> Result<(), Refusal> {
-        if self.rights.contains(right) {
+        let rights = self.token.as_ref().map_or(Rights::ALL, |token| token.rights);
+        if rights.contains(right) {
             return Ok(());
         }
         let text = format!(
-            "this request needs the right {right}, and the token {} has only {}: use a token with this right, or add the \
-             right in the server's --token-file and connect again",
-            self.name.as_deref().unwrap_or_default(),
-            self.rights
+            "this request needs the right {right}, and the token {} has only {rights}: use a token with this right, or add \
+             the right in the server's --token-file and connect again",
+            self.name.as_deref().unwrap_or_default()
         );
         Err(Refusal::new(Reason::NotPermitted, text))
+    }
+
+    /// Returns whether the files still admit the connection, with the same name and rights.
+    pub(super) fn is_current(&self) -> bool {
+        let has_token = match (&self.access.tokens, &self.token) {
+            (Some(tokens), Some(token)) => {
+                let tokens = tokens.current();
+                let found = tokens.value.find(&token.secret.0);
+                found.is_some_and(|found| found.name == token.name && found.rights == token.rights)
+            }
+            _ => true,
+        };
+        has_token && self.access.admits_certificate(&self.client)
+    }
+
+    /// Returns whether the connection may have its place, which leaves `free` of the `max` places of the listener. Half
+    /// of the places are kept for the names in the files, the same number for each. So no name can keep out another one.
+    pub(super) fn may_have_place(&self, free: usize, max: usize) -> bool {
+        let Some(name) = &self.name else { return true };
+        let names = self.access.names();
+        let share = max.div_ceil(2 * names.len().max(1)) as u64;
+        let connections = self.access.connections.lock();
+        let has = |name: &Arc<str>| {
+            connections.get(&(Arc::clone(name), self.client.listener)).copied().unwrap_or_default()
+        };
+        let others = names.iter().filter(|other| *other != name);
+        let kept: u64 = others.map(|other| share.saturating_sub(has(other))).sum();
+        has(name) <= share || free as u64 >= kept
     }
 }
 
 impl Drop for Grant {
     fn drop(&mut self) {
-        let Some(name) = &self.name else { return };
-        let mut connections = self.connections.lock();
-        if let Some(count) = connections.get_mut(name) {
-            *count -= 1;
-            if *count == 0 {
-                connections.remove(name);
+        let Some(name) = self.name.take() else { return };
+        let mut connections = self.access.connections.lock();
+        if let Entry::Occupied(mut count) = connections.entry((name, self.client.listener)) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
             }
         }
     }
@@ -202,7 +282,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("token");
         fs::write(&path, "first\n").unwrap();
-        let access = Access::new(Some(path.clone())).unwrap();
+        let access = Arc::new(Access::new(Some(path.clone()), None).unwrap());
         let admits =
             |token: &str| access.admit(token.as_bytes(), &client(Peer::Unix, None), Instant::now()).is_ok();
         assert!(admits("first") && !admits("second") && !admits(""));
@@ -219,9 +299,9 @@ mod tests {
     fn wrong_tokens_are_throttled_except_over_a_unix_socket_and_with_a_certificate() {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), "right\nstrong:0123456789abcdefghij").unwrap();
-        let (access, now) = (Access::new(Some(file.path().to_owned())).unwrap(), Instant::now());
+        let (access, now) = (Arc::new(Access::new(Some(file.path().to_owned()), None).unwrap()), Instant::now());
         let reason = |token: &[u8], peer, certificate| {
-            access.admit(token, &client(peer, certificate), now).map_err(|e| e.reason)
+            access.admit(token, &client(peer, certificate), now).map_err(|refusal| refusal.reason)
         };
         for _ in 0..200 {
             assert_eq!(reason(b"", PEER, None).unwrap_err(), Reason::Unauthorized);
@@ -239,10 +319,10 @@ mod tests {
     fn connections_are_counted_by_name_until_they_end() {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), "node:right\naudit:other").unwrap();
-        let access = Access::new(Some(file.path().to_owned())).unwrap();
+        let access = Arc::new(Access::new(Some(file.path().to_owned()), None).unwrap());
         let counts = || access.connections().into_values().collect::<Vec<_>>();
         let first = access.admit(b"right", &client(PEER, None), Instant::now()).unwrap();
-        let second = access.admit(b"right", &client(PEER, None), Instant::now()).unwrap();
+        let second = access.admit(b"right", &client(Peer::Unix, None), Instant::now()).unwrap();
         assert_eq!(counts(), [0, 2], "audit and node");
         drop((first, second));
         assert_eq!(counts(), [0, 0]);

@@ -5,13 +5,14 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use axum::body::Bytes;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use futures_util::future::OptionFuture;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tracing::{debug, warn};
 
 use super::access::{Access, Client, Grant, Peer};
 use super::credentials::Certificate;
 use super::memory_budget::MemoryBudget;
-use super::shared::{ServerOptions, Shared};
+use super::shared::{Phase, ServerOptions, Shared};
 use super::unauthenticated::Unauthenticated;
 use crate::clock::Clock;
 use crate::core::{Reason, Refusal};
@@ -36,7 +37,7 @@ pub struct Admission {
     /// The limits and timeouts of connections.
     pub options: ServerOptions,
     /// The tokens that clients must present.
-    pub access: Access,
+    pub access: Arc<Access>,
     /// The certificate of the TCP listener. With `None`, the listener does not speak TLS.
     pub certificate: Option<Certificate>,
     /// The memory of the buffers of all admitted connections.
@@ -47,6 +48,8 @@ pub struct Admission {
     pub clock: Arc<Clock>,
     /// The metrics of the sidecar.
     pub metrics: Arc<Metrics>,
+    /// The phase of the server. A change of tokens or names also notifies its receivers, while the server serves.
+    pub(super) phase: watch::Sender<Phase>,
     /// The parts that sessions share. Not set while the store is being opened.
     shared: OnceLock<Arc<Shared>>,
     /// The source of the status. Not set while the store is being opened.
@@ -81,11 +84,12 @@ impl Admission {
             memory: Arc::new(MemoryBudget::new(options.max_connection_memory)),
             unauthenticated_memory: Arc::new(MemoryBudget::new(MAX_UNAUTHENTICATED_MEMORY)),
             options,
-            access,
+            access: Arc::new(access),
             certificate,
             started: clock.now(),
             clock,
             metrics,
+            phase: watch::Sender::new(Phase::Serving),
             shared: OnceLock::new(),
             status: OnceLock::new(),
             listeners,
@@ -96,6 +100,16 @@ impl Admission {
     pub fn open(&self, shared: &Arc<Shared>, status: StatusSource) {
         let _ = self.status.set(status);
         let _ = self.shared.set(Arc::clone(shared));
+    }
+
+    /// Keeps the tokens, the names of client certificates and the certificate up to date with their files. Returns at once
+    /// if none is configured, and otherwise never.
+    pub async fn maintain(&self) {
+        let certificate = OptionFuture::from(self.certificate.as_ref().map(Certificate::maintain));
+        let changed = || {
+            self.phase.send_if_modified(|phase| *phase == Phase::Serving);
+        };
+        tokio::join!(self.access.maintain(changed), certificate);
     }
 
     /// Returns the status of the sidecar as JSON.
@@ -163,10 +177,12 @@ impl Admission {
     pub(super) fn admit_token(&self, token: &[u8], client: &Client) -> Result<Admitted, Refusal> {
         let grant = self.access.admit(token, client, self.clock.now())?;
         let shared = self.shared().ok_or_else(starting)?;
-        let Ok(permit) = Arc::clone(&self.connections(client.listener).free).try_acquire_owned() else {
-            let max = self.options.max_connections;
+        let (free, max) = (&self.connections(client.listener).free, self.options.max_connections);
+        let permit = Arc::clone(free).try_acquire_owned().ok();
+        let Some(permit) = permit.filter(|_| grant.may_have_place(free.available_permits(), max)) else {
             let text = format!(
-                "this sidecar has {max} connections already: share connections, or raise --max-connections"
+                "this sidecar has {max} connections already, or keeps the last of them for clients of other names: \
+                 share connections, or raise --max-connections"
             );
             return Err(Refusal::new(Reason::TooManyConnections, text));
         };
@@ -203,9 +219,7 @@ fn starting() -> Refusal {
 /// Logs a refusal before Welcome.
 pub(super) fn log_refusal(refusal: &Refusal, peer: Peer) {
     match refusal.reason {
-        Reason::Unauthorized => {
-            warn!("a client sent no token, or none of those in --token-file: give the client one of them");
-        }
+        Reason::Unauthorized => warn!(%refusal, "a client is not admitted"),
         Reason::TooManyAttempts => {
             let Peer::Tcp(address) = peer else { return };
             warn!(address = %address.ip(), "too many wrong tokens from this address: find the client that sends them");

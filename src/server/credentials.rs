@@ -169,8 +169,8 @@ pub(super) fn certificate_name(stream: &Stream) -> Option<Arc<str>> {
         common_name.or_else(alternative).map(str::to_owned)
     });
     let name = name.unwrap_or_default();
-    let printable: String =
-        name.chars().filter(|character| !character.is_control()).take(MAX_NAME_LENGTH).collect();
+    // No other character is dropped, so that two different names stay different.
+    let printable: String = name.replace(char::is_control, "\u{fffd}").chars().take(MAX_NAME_LENGTH + 1).collect();
     Some(Arc::from(if printable.is_empty() { "unnamed certificate" } else { &printable }))
 }
 

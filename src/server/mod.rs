@@ -80,12 +80,11 @@ impl Server {
     /// If the system has no thread or no file descriptor left.
     pub fn start(listeners: Listeners, admission: &Arc<Admission>) -> io::Result<Server> {
         let thread = RuntimeThread::start("acceptor")?;
-        let (phase, receiver) = watch::channel(Phase::Serving);
-        let (socket_file, unix) = listeners.unix.unzip();
+        let (phase, (socket_file, unix)) = (admission.phase.clone(), listeners.unix.unzip());
         let socket_file = Arc::new(Mutex::new(socket_file));
         let acceptor = Acceptor {
             admission: Arc::clone(admission),
-            phase: receiver,
+            phase: phase.subscribe(),
             serving: Handle::current(),
             sessions: TaskTracker::new(),
             unanswered: TaskTracker::new(),

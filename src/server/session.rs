@@ -304,7 +304,12 @@ impl<P: ClientProtocol> Session<P> {
     fn change_phase(&mut self) {
         let phase = *self.phase.borrow_and_update();
         match phase {
-            Phase::Serving => {}
+            Phase::Serving if self.grant.is_current() => {}
+            Phase::Serving => {
+                let text = "the token or the certificate name of this connection was withdrawn, or its rights changed: \
+                            connect again";
+                P::refuse_connection(self, &Refusal::new(Reason::AccessChanged, text));
+            }
             Phase::Draining => {
                 self.is_draining = true;
                 P::announce_drain(self);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 
 use super::watched_files::FileContent;
-use crate::protocol::frame::MAX_TOKEN_LENGTH;
+use crate::protocol::frame::{MAX_TOKEN_LENGTH, Secret};
 use crate::protocol::token_file::{TokenLine, token_lines};
 
 /// The name of a token whose line has no name.
@@ -76,11 +76,12 @@ impl fmt::Display for Rights {
 /// The tokens of a file.
 pub(super) struct Tokens {
     path: PathBuf,
-    tokens: Vec<Token>,
+    tokens: Vec<Arc<Token>>,
 }
 
+#[derive(Debug)]
 pub(super) struct Token {
-    secret: Vec<u8>,
+    pub(super) secret: Secret,
     line: usize,
     pub(super) name: Arc<str>,
     pub(super) rights: Rights,
@@ -91,7 +92,7 @@ pub(super) struct Token {
 impl Tokens {
     /// Parses a file of tokens. An error names the file and the line, and never a token.
     pub(super) fn parse(file: &FileContent) -> io::Result<Tokens> {
-        let mut tokens: Vec<Token> = Vec::new();
+        let mut tokens: Vec<Arc<Token>> = Vec::new();
         for line in token_lines(&file.bytes) {
             let wrong = |why: &str| Err(file.error(&format_args!("line {}: {why}", line.number)));
             let token = match Token::parse(&line) {
@@ -112,7 +113,7 @@ impl Tokens {
             if tokens.len() == MAX_TOKENS {
                 return wrong(&format!("a file has at most {MAX_TOKENS} tokens: remove the others"));
             }
-            tokens.push(token);
+            tokens.push(Arc::new(token));
         }
         if tokens.is_empty() {
             let why = format!("there is no token in it: write one a line, each of 1 to {MAX_TOKEN_LENGTH} bytes");
@@ -123,10 +124,10 @@ impl Tokens {
 
     /// Returns the token that equals `presented`. Compares with all tokens, each in a time that does not depend on how
     /// many bytes are right, so that the duration does not reveal them.
-    pub(super) fn find(&self, presented: &[u8]) -> Option<&Token> {
+    pub(super) fn find(&self, presented: &[u8]) -> Option<&Arc<Token>> {
         let mut found = u32::MAX;
         for (index, token) in (0..).zip(&self.tokens) {
-            let is_equal: Choice = token.secret.ct_eq(presented);
+            let is_equal: Choice = token.secret.0.ct_eq(presented);
             found.conditional_assign(&index, is_equal);
         }
         self.tokens.get(found as usize)
@@ -180,7 +181,7 @@ impl Token {
         if rights == Rights(0) {
             rights = Rights::ALL;
         }
-        let (secret, is_weak) = (line.token.to_vec(), is_weak(line.token));
+        let (secret, is_weak) = (Secret(line.token.to_vec()), is_weak(line.token));
         Ok(Token { secret, line: line.number, name: Arc::from(name), rights, is_weak })
     }
 }

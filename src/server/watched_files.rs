@@ -1,7 +1,7 @@
 //! Keeps a value that is made from files, such as a token or a certificate. Makes the value again when the content of a
 //! file changes.
 //!
-//! The files are read every second, and their content is compared. Their modification time would not show every change,
+//! The files are read twice a second, and their content is compared. Their modification time would not show every change,
 //! because `cp -p`, rsync and mounted volumes may keep it. The files are read in Tokio's blocking pool, so that a
 //! hanging file system does not block tasks that use the value.
 
@@ -20,7 +20,7 @@ use tracing::{info, warn};
 use crate::process::files::open_regular;
 
 /// How often the files are read.
-const INTERVAL: Duration = Duration::from_secs(1);
+const INTERVAL: Duration = Duration::from_millis(500);
 
 /// How long changed content must stay the same before it is used, because another process may still be writing the
 /// file.
@@ -69,7 +69,7 @@ impl<T: Send + Sync + 'static> WatchedFiles<T> {
         Arc::clone(&self.current.read())
     }
 
-    /// Waits a second, then checks the files. Logs that the value is new, or why the new content cannot be used. Logs
+    /// Waits half a second, then checks the files. Logs that the value is new, or why the new content cannot be used. Logs
     /// the same reason only once in a row. `what` names the value in these lines, and `remedy` says how to repair the
     /// files. Returns whether the value is new.
     pub(super) async fn next_check(&self, what: &str, remedy: &str) -> bool {
