@@ -352,6 +352,22 @@ fn a_client_certificate_is_required_and_each_wrong_one_is_named_on_both_sides() 
 }
 
 #[test]
+fn tokens_without_tls_beyond_loopback_are_warned_of() {
+    let (_folder, token) = secret_file(OLD);
+    let (files, _) = Files::vouched_for();
+    let token = ["--token-file", token.to_str().unwrap()];
+    for (flags, is_warned) in [
+        (&["--listen", "0.0.0.0:0"][..], true),
+        (&["--resp", "0.0.0.0:0"], true),
+        (&["--listen", "127.0.0.1:0"], false),
+        (&[&["--listen", "0.0.0.0:0"][..], &files.flags()].concat(), false),
+    ] {
+        let warnings = check(&[flags, &token].concat()).stderr;
+        assert_eq!(warnings.contains("0.0.0.0:0 has no TLS"), is_warned, "{flags:?}: {warnings}");
+    }
+}
+
+#[test]
 fn with_a_token_and_client_certificates_both_are_required() {
     let (server, authority, client) = (Files::new(), Authority::new(), Files::new());
     authority.certify(&server, 0);

@@ -93,7 +93,9 @@ fn beyond_loopback_a_token_is_needed_or_a_word_that_none_is() {
     fs::write(&token, "0123456789abcdef").unwrap();
     fs::set_permissions(&token, fs::Permissions::from_mode(0o600)).unwrap();
     let with_token = ["--listen", "0.0.0.0:0", "--token-file", token.to_str().unwrap()];
-    assert_eq!(check(&with_token).output(), "the configuration is right\n");
+    let without_tls = check(&with_token);
+    assert_eq!((without_tls.code, without_tls.stdout.as_str()), (0, "the configuration is right\n"));
+    assert_names(&without_tls.stderr, &["--listen 0.0.0.0:0 has no TLS", "--tls-cert"]);
     fs::write(&token, " \n").unwrap();
     assert_refused(&["--token-file", token.to_str().unwrap()], &[token.to_str().unwrap(), "1 to 1024 bytes"]);
 

@@ -285,6 +285,8 @@ impl Config {
         let reachable = reachable.into_iter().filter_map(|(flag, address)| Some((flag, address?)));
         for (flag, address) in reachable.filter(|(_, address)| !address.ip().is_loopback()) {
             if self.access.requires_token() || has_client_ca {
+                let text = "has no TLS: its tokens can be read on the path; give --tls-cert, or use 127.0.0.1";
+                self.warnings.extend(self.certificate.is_none().then(|| format!("{flag} {address} {text}")));
                 continue;
             }
             if !insecure {
