@@ -52,7 +52,6 @@ mod man_pages;
 mod manual;
 mod metrics;
 mod model;
-mod namespace;
 mod page;
 mod panics;
 mod partitions;

@@ -194,7 +194,6 @@ fn flags_of_verbs() -> BTreeMap<String, BTreeSet<String>> {
     let of_verb = |verb: &str| {
         let more = match verb {
             "group" => help_of(&["group", "delete"]) + &help_of(&["group", "list"]),
-            "namespace" => help_of(&["namespace", "delete"]),
             _ => String::new(),
         };
         (verb.to_owned(), flags(&(help_of(&[verb]) + &more)))

@@ -5,7 +5,6 @@ mod bench;
 mod check;
 mod connect;
 mod generate;
-mod namespace;
 mod requests;
 mod serve;
 mod setting_sources;
@@ -67,8 +66,6 @@ enum Verb {
     Check(check::Check),
     #[command(subcommand)]
     Group(requests::Group),
-    #[command(subcommand)]
-    Namespace(namespace::Namespace),
     Bench(Box<bench::Bench>),
     Completions(generate::Completions),
     Man(generate::Manual),
@@ -202,7 +199,6 @@ pub fn run(cli: Cli, serve: fn(Serve) -> Result<(), Failure>) -> ExitCode {
         Verb::Status(status) => status.run(),
         Verb::Check(check) => check.run(),
         Verb::Group(group) => block_on(group.run()),
-        Verb::Namespace(namespace) => block_on(namespace.run()),
         Verb::Bench(bench) => bench.run(),
         Verb::Completions(completions) => completions.run(),
         Verb::Man(manual) => manual.run(),

@@ -22,7 +22,6 @@ mod batching;
 mod connection;
 mod keys;
 mod leader;
-mod namespace;
 mod options;
 mod outbox;
 mod ring;
@@ -33,7 +32,6 @@ mod store;
 mod topology;
 
 pub use keys::{MAX_CATCH_UP, MAX_SLOTS, SCHEMA};
-pub use namespace::{NamespaceError, UnusedNamespace};
 pub use options::RedisOptions;
 pub use startup_checks::RedisStoreError;
 pub use store::RedisStore;
