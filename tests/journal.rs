@@ -258,8 +258,6 @@ fn a_place_where_no_journal_can_be_kept_is_refused_at_the_start() {
     let file = folder.path().join("file");
     fs::write(&file, "").unwrap();
     assert_names(&refused(&file.join("journal"), &[]), &[file.to_str().unwrap(), "--journal"]);
-    let run = Run::of(&mut program(&["serve", "--state", "file"]));
-    assert_names(run.error(64), &["--state file", "--journal"]);
 }
 
 /// The parts of a segment of the version before this one, with their offsets. Zeros are between them.

@@ -90,12 +90,6 @@ impl Settings {
     pub fn check(self) -> Result<Config, ConfigError> {
         let mut values = self.values()?;
         let (notes, too_much) = values.fit_into_cgroup(&self);
-        if let Some(state) = &values.state {
-            return Err(ConfigError(format!(
-                "--state {} is no more: name a folder with --journal, which also keeps the wheel across a crash",
-                state.display()
-            )));
-        }
         if values.journal.is_none() && values.journal_sync != SyncPolicy::None {
             return Err(ConfigError(String::from(
                 "--journal-sync says when a journal is synced: name its folder with --journal, or leave it out",

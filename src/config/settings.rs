@@ -183,9 +183,6 @@ settings! {
     /// Memory: when the journal is synced, so that a power failure loses nothing older: `none` leaves it to the system,
     /// a DURATION syncs in the background, `always` before each answer [default: none]
     STORE, journal_sync: SyncPolicy, "ACKWHEEL_JOURNAL_SYNC", "WHEN", SyncPolicy::None;
-    /// Was replaced by --journal
-    #[arg(hide = true)]
-    STORE, state: PathBuf, "ACKWHEEL_STATE", "FILE";
     /// Redis: beginning of the names of all keys. Sidecars of one namespace share their rings
     /// [default: ackwheel]
     STORE, namespace: String, "ACKWHEEL_NAMESPACE", "NAME", String::from("ackwheel");

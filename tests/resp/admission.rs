@@ -35,6 +35,8 @@ fn without_a_token_nothing_is_answered_but_a_login() {
         client.ask(text).assert_error("NOAUTH not applied: ");
     }
     assert_eq!(client.ask("RESET").text(), "RESET");
+    // A connection has ten commands before its token.
+    let mut client = Resp::to(&sidecar);
     client.ask("HELLO 3 SETNAME x").assert_error("NOAUTH ");
     client.ask("HELLO 9").assert_error("NOPROTO ");
     client.ask("AUTH wrong").assert_error("WRONGPASS not applied: ");

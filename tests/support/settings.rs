@@ -22,8 +22,6 @@ pub fn keys() -> BTreeSet<String> {
         .into_iter()
         .flat_map(|line| line.split('`').skip(1).step_by(2))
         .map(String::from)
-        // It was replaced, and is an error.
-        .filter(|key| key != "state")
         .collect();
     assert!(keys.len() > 30 && keys.contains("listen") && keys.contains("log-format"), "{keys:?}");
     keys
