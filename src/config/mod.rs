@@ -438,7 +438,6 @@ mod tests {
             (Settings { namespace: Some(long), ..redis() }, "1 to 64"),
             (Settings { slots: Some(241), ..redis() }, "at most 240"),
             (Settings { journal: Some("folder".into()), ..redis() }, "--journal folder"),
-            (Settings { state: Some("file".into()), ..redis() }, "name a folder with --journal"),
             (Settings { store: Some("redis://".into()), ..redis() }, "redis://HOST:PORT/DB"),
             (Settings { store: Some("redis://h:notaport".into()), ..redis() }, "redis://***"),
             (Settings { store: Some("redis://h:notaport".into()), ..redis() }, "HOST:PORT/DB"),
