@@ -1,6 +1,7 @@
 -- Takes the lease with SET NX under the candidate's token, and begins a new epoch, a number that grows with each
--- election. The end of the lease stands in `meta`. If another sidecar holds the lease, reports that lease instead. A leader calls this script again if its
--- connection was replaced, or if the answer was lost. Then the leader gets a new epoch.
+-- election. The end of the lease stands in `meta`. If another sidecar holds the lease, reports that lease instead. A
+-- leader calls this script again if its connection was replaced, or if the answer was lost. Then the leader gets a new
+-- epoch.
 --
 -- `due_ms` is the time, in ms by Redis' clock, at which the pointer was due at its tick. Deadlines count from this
 -- time.

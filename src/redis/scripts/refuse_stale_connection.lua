@@ -23,7 +23,7 @@ local function numbers(key, ...)
   return unpack(found)
 end
 
--- Returns the token of the leader, or false if no sidecar holds the lease, the epoch of the last election, Redis' time in
+-- Returns the token of the leader (false if no sidecar holds the lease), the epoch of the last election, Redis' time in
 -- ms, and the number of renewals. The lease ends at `lease_until`, by Redis' clock. Its key has no TTL, because some
 -- eviction policies delete keys with one.
 local function lease_state(lease)
