@@ -124,9 +124,12 @@ impl<C: Completion + Send + 'static> PendingRequests<C> {
         }
     }
 
-    /// Returns the memory of all these requests, in bytes.
+    /// Returns the memory of all these requests, in bytes. Acks beyond the bounds of a connection wait for a store that
+    /// is unreachable, and have a limit of their own (`--max-held-acks`).
     pub(super) fn bytes(&self) -> usize {
-        let all = [self.acks, self.others, self.queued];
+        let Count { requests, messages } = self.acks;
+        let acks = Count { requests: requests.min(MAX_REQUESTS), messages: messages.min(MAX_MESSAGES) };
+        let all = [acks, self.others, self.queued];
         all.iter().map(|count| count.requests * REQUEST_BYTES + count.messages * MESSAGE_BYTES).sum()
     }
 
@@ -216,6 +219,7 @@ mod tests {
         }
         assert!(!pending.has_room(MAX_REQUESTS, || true) && !pending.has_room(usize::MAX, || true));
         assert!(pending.has_room(MAX_REQUESTS, || false) && pending.has_room(usize::MAX, || false));
+        assert_eq!(pending.bytes(), MAX_REQUESTS * REQUEST_BYTES + MAX_MESSAGES * MESSAGE_BYTES);
         while pending.next().await.is_some() {}
         assert!(!pending.is_waiting() && pending.has_room(MAX_REQUESTS, || true));
     }
