@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use crate::support::frames;
-use crate::support::resp::{Resp, command, line, start};
+use crate::support::resp::{Reply, Resp, command, line, start};
 use crate::support::sidecar::Sidecar;
 use crate::support::wait_until;
 
@@ -120,6 +120,26 @@ fn commands_that_waited_for_room_are_run_although_the_client_sends_no_more() {
     assert_eq!(reader.receive().texts(), ["acked"]);
     assert_eq!(reader.rest(), b"");
     writer.join().unwrap();
+}
+
+#[test]
+fn a_command_about_batches_begins_although_many_replies_wait_behind_it() {
+    let sidecar = start(&[]);
+    let mut client = Resp::to(&sidecar);
+    let docs = 2_000;
+    let mut reader = Resp::over(client.stream.try_clone().unwrap());
+    let writer = std::thread::spawn(move || {
+        client.send(
+            &[line("AW.TAKE default"), b"COMMAND DOCS\r\n".repeat(docs), line("AW.ACK default 0-1-2-3")].concat(),
+        );
+        client
+    });
+    assert_eq!(reader.receive(), Reply::Array(Vec::new()));
+    for _ in 0..docs {
+        reader.receive();
+    }
+    assert_eq!(reader.receive(), Reply::Integer(0));
+    drop(writer.join().unwrap());
 }
 
 #[test]

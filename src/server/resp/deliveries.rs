@@ -84,6 +84,11 @@ impl Deliveries {
         self.queue.capacity() * size_of::<(u64, QueuedCommand)>() + members * MEMBER_BYTES
     }
 
+    /// Returns the number of the reply of the next command.
+    pub(super) fn next(&self) -> Option<u64> {
+        self.queue.front().map(|(number, _)| *number)
+    }
+
     /// Adds a command. `number` is the number of its reply.
     pub(super) fn push(&mut self, number: u64, command: QueuedCommand) {
         self.queue.push_back((number, command));

@@ -218,10 +218,13 @@ impl Session<Resp> {
         self.protocol.deliveries.push(number, command);
     }
 
-    /// Begins the next AW.TAKE, AW.ACK or AW.NACK, if none runs and there is room for its reply.
+    /// Begins the next AW.TAKE, AW.ACK or AW.NACK, if none runs and there is room for its reply. The replies behind it
+    /// wait for it, however many they are.
     fn begin_delivery(&mut self) {
-        let (_, bytes) = self.protocol.replies.waiting();
-        if !self.stream.has_room_for_batches() || bytes > self.shared.options.max_queued_bytes / 2 {
+        let Resp { replies, deliveries, .. } = &self.protocol;
+        let has_room = deliveries.next() == Some(replies.first())
+            || replies.waiting().1 < self.shared.options.max_queued_bytes / 2;
+        if !has_room || !self.stream.has_room_for_batches() {
             return;
         }
         if let Some((number, batches, delivery)) = self.protocol.deliveries.begin(&self.shared.delivery) {
