@@ -5,7 +5,7 @@ use std::time::Duration;
 use tracing::info;
 
 use super::{Completed, CompletedCommand, Read, Resp, SILENCE, encode_answer, reply};
-use crate::core::{Message, Refusal, RequestBatch};
+use crate::core::{Message, Promise, Refusal, RequestBatch};
 use crate::server::pending_requests::MAX_REQUESTS;
 use crate::server::session::{ClientProtocol, Session, State};
 
@@ -82,9 +82,12 @@ impl ClientProtocol for Resp {
         info!(%refusal, "connection refused further service");
         session.state = State::Closing;
         session.shared.metrics.refusals.of(refusal.reason).inc();
-        // Replies that are due come first; those that wait for the store do not come.
+        // Replies that are due come first; those that wait for the store do not come. A client takes the refusal for the
+        // first of them, whose command may be applied.
+        let is_owed = session.protocol.owes_answers();
+        let promise = if is_owed { Promise::OutcomeUnknown } else { refusal.reason.promise() };
         session.before_write();
-        session.stream.write(|_, out| reply::refusal(out, refusal));
+        session.stream.write(|_, out| reply::refusal_with(out, refusal, promise));
     }
 
     fn stop_delivery(&mut self) {

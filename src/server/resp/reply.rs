@@ -80,8 +80,13 @@ pub(super) fn unknown_subcommand(out: &mut BytesMut, arguments: Arguments<'_>) {
 
 /// Writes a refusal: its code, its promise and its sentence.
 pub(super) fn refusal(out: &mut BytesMut, refusal: &Refusal) {
+    refusal_with(out, refusal, refusal.reason.promise());
+}
+
+/// Writes a refusal with another promise than that of its reason.
+pub(super) fn refusal_with(out: &mut BytesMut, refusal: &Refusal, promise: Promise) {
     let code = refusal.reason.as_str().to_ascii_uppercase();
-    let promise = match refusal.reason.promise() {
+    let promise = match promise {
         Promise::NotApplied => "not applied",
         Promise::OutcomeUnknown => "outcome unknown",
     };
