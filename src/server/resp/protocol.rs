@@ -105,6 +105,8 @@ impl ClientProtocol for Resp {
     fn resume(session: &mut Session<Resp>) {
         if session.stream.write_failed {
             session.protocol.deliveries.keep_nothing();
+            session.protocol.deliveries.stop();
+            session.send_due();
         }
         if session.protocol.is_paused && session.has_room_for_replies() {
             session.read_commands();
