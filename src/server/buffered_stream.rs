@@ -49,7 +49,7 @@ pub(super) struct BufferedStream {
     /// Charges the memory of `input` and `output`.
     charge: Charge,
     /// Bytes that are charged beside the buffers.
-    also_charged: usize,
+    pub(super) also_charged: usize,
     /// The bytes that the stream has taken so far, and how many of them it has passed on to the kernel.
     taken: u64,
     written: u64,
@@ -96,6 +96,12 @@ impl BufferedStream {
         let _entered = runtime.enter();
         let stream = socket::adopt(self.stream)?;
         Ok(BufferedStream { stream, charge: budget.open(), also_charged: 0, ..self })
+    }
+
+    /// Accepts frames of this length, and reads as many bytes as the peer sends.
+    pub(super) fn end_limits(&mut self, max_frame_length: u32) {
+        self.codec = Codec::new(max_frame_length);
+        socket::end_limit(&mut self.stream);
     }
 
     /// Adds the connection to the read barrier. Until the session has processed its input, the barrier counts this
@@ -204,11 +210,6 @@ impl BufferedStream {
     pub(super) fn return_input(&mut self, input: BytesMut) {
         self.input.bytes = input;
         self.input.free_if_unused(&self.charge);
-    }
-
-    /// Charges so many bytes beside the buffers.
-    pub(super) fn charge_also(&mut self, bytes: usize) {
-        self.also_charged = bytes;
     }
 
     /// Charges the memory of both buffers.

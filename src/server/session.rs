@@ -247,8 +247,7 @@ impl<P: ClientProtocol> Session<P> {
 
     /// Charges what the connection holds beside its buffers.
     pub(super) fn charge(&mut self) {
-        let bytes = self.pending.bytes() + self.protocol.bytes();
-        self.stream.charge_also(bytes);
+        self.stream.also_charged = self.pending.bytes() + self.protocol.bytes();
     }
 
     /// Sets the timer again if it would fire too late. A timer that fires too early has no effect, and costs less than

@@ -48,6 +48,15 @@ pub(super) struct Traffic {
     pub(super) sent: IntCounter,
 }
 
+/// Ends the limit of bytes to read.
+pub(super) fn end_limit(stream: &mut Stream) {
+    if let Either::Right(tls) = stream
+        && let Either::Left(halves) = tls.get_mut().0
+    {
+        halves.reader_mut().set_limit(u64::MAX);
+    }
+}
+
 /// Moves a socket from the runtime of another thread to the current runtime. Ends the limit of bytes to read.
 pub(super) fn adopt(stream: Stream) -> io::Result<Stream> {
     let moved_tcp = |tcp: TcpStream| TcpStream::from_std(tcp.into_std()?);

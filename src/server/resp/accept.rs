@@ -16,6 +16,9 @@ use crate::server::session::{CLOSE_TIMEOUT, Session};
 use crate::server::socket::IoEvent;
 use crate::server::unauthenticated::Place;
 
+/// How often a client with the right token is tried again while the store is being opened.
+const STORE_CHECK: Duration = Duration::from_millis(100);
+
 impl Acceptor {
     /// Reads the first commands of a RESP connection, and starts its session once the client is admitted.
     pub(in crate::server) async fn greet_resp(
@@ -85,7 +88,10 @@ impl Acceptor {
                 Greeted::Admitted(admitted) => return Ok(admitted),
                 Greeted::Closed(refusal) => return Err(refusal),
             }
-            match stream.read_or_write(true).await {
+            // A client that waits for the store is admitted soon after it is open, also if it sends nothing.
+            let most = if greeting.accepted.is_some() { STORE_CHECK } else { Duration::MAX };
+            let Ok(event) = tokio::time::timeout(most, stream.read_or_write(true)).await else { continue };
+            match event {
                 Ok(IoEvent::Ended | IoEvent::OverBudget | IoEvent::WriteFailed) => return Err(None),
                 Ok(_) => {}
                 Err(error) => {

@@ -8,7 +8,6 @@ use tracing::warn;
 use super::connection::{Action, Connection, Figures, unknown_command};
 use super::reply;
 use crate::core::{Reason, Refusal};
-use crate::protocol::Codec;
 use crate::protocol::resp::command::{Arguments, Usage};
 use crate::protocol::resp::parser::{Limits, Parser, ProtocolError};
 use crate::server::admission::{Admission, Admitted};
@@ -32,6 +31,8 @@ pub(in crate::server) struct Greeting {
     /// The number of commands so far, and the bytes of their replies.
     commands: u32,
     replied: usize,
+    /// The memory of the arguments that is charged to the stream.
+    charged: usize,
 }
 
 /// The result of the commands that were read so far.
@@ -50,14 +51,21 @@ impl Greeting {
         static LAST: AtomicU64 = AtomicU64::new(0);
         let id = LAST.fetch_add(1, Ordering::Relaxed) + 1;
         let connection = Connection { id, address, ..Connection::default() };
-        Greeting { parser: Parser::new(Limits::GREETING), connection, accepted: None, commands: 0, replied: 0 }
+        Greeting {
+            parser: Parser::new(Limits::GREETING),
+            connection,
+            accepted: None,
+            commands: 0,
+            replied: 0,
+            charged: 0,
+        }
     }
 
     /// Lets a client with the right token wait for the store. Its commands may be as long as those of an admitted one.
     pub(super) fn accept(&mut self, stream: &mut BufferedStream, admission: &Admission, token: &[u8]) {
         self.accepted = Some(token.to_vec());
         self.parser.set_limits(Limits::ADMITTED);
-        stream.codec = Codec::new(admission.options.max_frame_length);
+        stream.end_limits(admission.options.max_frame_length);
     }
 
     /// Handles the complete commands in the input, until the client is admitted. `admit` checks a token.
@@ -110,6 +118,8 @@ impl Greeting {
             }
         }
         *stream.input() = input;
+        stream.also_charged = stream.also_charged - self.charged + self.parser.bytes();
+        self.charged = self.parser.bytes();
         self.replied += out.len();
         stream.write(|_, to| to.extend_from_slice(&out));
         greeted
