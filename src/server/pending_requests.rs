@@ -17,6 +17,7 @@ use futures_util::stream::FuturesUnordered;
 use crate::core::{BatchId, Message, Operation, Refusal, Request, RequestBatch, Requester};
 use crate::metrics::Metrics;
 use crate::process::panics::uncontained;
+use crate::protocol::frame;
 
 /// The number of waiting requests at which a connection is no longer read.
 pub(super) const MAX_REQUESTS: usize = 1_024;
@@ -26,6 +27,10 @@ pub(super) const MAX_REQUESTS: usize = 1_024;
 /// messages counts as one message, so that this limit also bounds the number of requests. This is necessary while the
 /// session reads for the read barrier, before a tick expires: then [`MAX_REQUESTS`] does not apply.
 const MAX_MESSAGES: usize = 16_384;
+
+/// The number of messages with which a connection can exceed [`MAX_MESSAGES`] while the store is reachable: with those of
+/// one more request.
+const MOST_MESSAGES: usize = MAX_MESSAGES + frame::MAX_MESSAGES;
 
 /// The memory of a waiting request beside its messages: its future, and its places in queues.
 const REQUEST_BYTES: usize = 512;
@@ -128,7 +133,7 @@ impl<C: Completion + Send + 'static> PendingRequests<C> {
     /// is unreachable, and have a limit of their own (`--max-held-acks`).
     pub(super) fn bytes(&self) -> usize {
         let Count { requests, messages } = self.acks;
-        let acks = Count { requests: requests.min(MAX_REQUESTS), messages: messages.min(MAX_MESSAGES) };
+        let acks = Count { requests: requests.min(MAX_REQUESTS), messages: messages.min(MOST_MESSAGES) };
         let all = [acks, self.others, self.queued];
         all.iter().map(|count| count.requests * REQUEST_BYTES + count.messages * MESSAGE_BYTES).sum()
     }
@@ -219,7 +224,7 @@ mod tests {
         }
         assert!(!pending.has_room(MAX_REQUESTS, || true) && !pending.has_room(usize::MAX, || true));
         assert!(pending.has_room(MAX_REQUESTS, || false) && pending.has_room(usize::MAX, || false));
-        assert_eq!(pending.bytes(), MAX_REQUESTS * REQUEST_BYTES + MAX_MESSAGES * MESSAGE_BYTES);
+        assert_eq!(pending.bytes(), MAX_REQUESTS * REQUEST_BYTES + MOST_MESSAGES * MESSAGE_BYTES);
         while pending.next().await.is_some() {}
         assert!(!pending.is_waiting() && pending.has_room(MAX_REQUESTS, || true));
     }
