@@ -1,4 +1,5 @@
-//! Decides at Hello whether a connection is admitted, under which name, and with which rights.
+//! Decides at Hello whether a connection is admitted, under which name, and with which rights. Decides again when the
+//! files of tokens and names change.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,6 +12,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tracing::warn;
 
+use super::credentials::MAX_NAME_LENGTH;
 use super::throttle::Throttle;
 use super::tokens::{Right, Rights, Token, Tokens};
 use super::watched_files::{FileContent, WatchedFiles};
@@ -191,6 +193,10 @@ fn parse_names(file: &FileContent) -> io::Result<BTreeSet<Arc<str>>> {
     let text = str::from_utf8(&file.bytes).map_err(|error| file.error(&error))?;
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     let names: BTreeSet<Arc<str>> = lines.map(Arc::from).collect();
+    if let Some(name) = names.iter().find(|name| name.chars().count() > MAX_NAME_LENGTH) {
+        return Err(file
+            .error(&format_args!("a name has at most {MAX_NAME_LENGTH} characters, and this has more: {name}")));
+    }
     if names.is_empty() { Err(file.error(&"there is no name in it: write one a line")) } else { Ok(names) }
 }
 
@@ -231,7 +237,7 @@ impl Grant {
     pub(super) fn may_have_place(&self, free: usize, max: usize) -> bool {
         let Some(name) = &self.name else { return true };
         let names = self.access.names();
-        let share = max.div_ceil(2 * names.len().max(1)) as u64;
+        let share = (max / (2 * names.len().max(1))) as u64;
         let connections = self.access.connections.lock();
         let has = |name: &Arc<str>| {
             connections.get(&(Arc::clone(name), self.client.listener)).copied().unwrap_or_default()

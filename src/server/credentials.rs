@@ -24,7 +24,7 @@ use super::socket::Stream;
 use super::watched_files::{FileContent, WatchedFiles};
 
 /// The maximum length of a name that is taken from a client certificate, in characters.
-const MAX_NAME_LENGTH: usize = 128;
+pub(super) const MAX_NAME_LENGTH: usize = 128;
 
 /// The certificate chain of the server, its private key and, if clients need certificates, the authorities of those. The
 /// PEM files are read again when the content changes.
@@ -169,7 +169,7 @@ pub(super) fn certificate_name(stream: &Stream) -> Option<Arc<str>> {
         common_name.or_else(alternative).map(str::to_owned)
     });
     let name = name.unwrap_or_default();
-    // No other character is dropped, so that two different names stay different.
+    // One character more than a listed name may have, so that no cut name is in the list.
     let printable: String = name.replace(char::is_control, "\u{fffd}").chars().take(MAX_NAME_LENGTH + 1).collect();
     Some(Arc::from(if printable.is_empty() { "unnamed certificate" } else { &printable }))
 }
