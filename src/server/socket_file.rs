@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::net::{UnixListener, UnixStream};
+use tokio::runtime::Handle;
+use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
@@ -58,7 +60,12 @@ impl SocketFile {
             if found.is_ok_and(|found| (found.dev(), found.ino()) == identity) {
                 continue;
             }
-            match SocketFile::listen(&path).await {
+            // Files are not waited for on the thread that accepts connections.
+            let attempt = spawn_blocking({
+                let path = path.clone();
+                move || Handle::current().block_on(SocketFile::listen(&path))
+            });
+            match attempt.await.unwrap_or_else(|error| Err(io::Error::other(error))) {
                 Ok((mut new, listener)) => {
                     // The server may have stopped meanwhile. Then the new file is dropped, and so removed.
                     let Some(file) = &mut *file.lock() else { return pending().await };
@@ -68,7 +75,7 @@ impl SocketFile {
                     return listener;
                 }
                 Err(error) => {
-                    warn!(%error, path = %path.display(), "the file of --socket is gone, and no client can connect there: look at its folder");
+                    warn!(%error, path = %path.display(), "the file of --socket is gone or was replaced, and no client can connect there: look at its folder");
                 }
             }
         }
