@@ -16,7 +16,6 @@
 //! | `ring` | moves the pointer, publishes expired ticks, repairs lost keys |
 //! | `outbox` | stores timeout batches in a stream, with a consumer group for each group of subscribers |
 //! | `startup_checks`, `server_settings`, `store`, `options` | check Redis and open the store |
-//! | `namespace` | deletes a namespace that no sidecar uses |
 
 mod batching;
 mod connection;

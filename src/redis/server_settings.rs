@@ -53,12 +53,12 @@ pub(super) fn policy(settings: &Settings) -> Option<String> {
     let lost = if policy.starts_with("volatile-") {
         "ackwheel's have no TTL and stay, unless another program gives them one"
     } else {
-        "messages in flight would be lost"
+        "messages in flight would be lost, and with noeviction adds are refused instead"
     };
     (policy != "noeviction").then(|| {
         format!(
             "Redis may evict keys when its memory is full (maxmemory-policy {policy}): {lost}; set \
-             maxmemory-policy noeviction, so that adds are refused instead"
+             maxmemory-policy noeviction"
         )
     })
 }

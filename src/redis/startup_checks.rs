@@ -2,6 +2,7 @@
 //! Warns of settings with which messages can be lost. Defines the error of a store that cannot be opened.
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -65,32 +66,38 @@ pub(super) struct StartupChecks {
 }
 
 impl StartupChecks {
-    /// Waits for Redis for up to [`START_TIMEOUT`], checks it, and logs the findings. Returns an error at once if Redis
-    /// denies access or is too old, because waiting would not help.
+    /// Waits for Redis for up to [`START_TIMEOUT`], or without end while it has no room for a connection. Checks it, and
+    /// logs the findings. Returns an error at once if Redis denies access or is too old, because waiting would not help.
     pub(super) async fn first(&self) -> Result<(), RedisStoreError> {
-        let mut cause = None;
-        let reached = async {
+        let last = Mutex::new(None);
+        let mut reached = pin!(async {
             loop {
                 match self.check_all().await {
                     Ok(findings) => return Ok(findings),
                     Err(fault) if matches!(fault.kind, FaultKind::Forbidden | FaultKind::Unfit) => {
                         return Err(RedisStoreError::Unusable(fault.with_remedy()));
                     }
-                    Err(Fault { text, .. }) => {
-                        if cause.replace(text.clone()).is_none() {
-                            let hint = hint(&text);
-                            warn!(cause = text, "Redis cannot be reached; trying for {START_TIMEOUT:?}: {hint}");
+                    Err(fault) => {
+                        let (cause, hint) = (fault.text.clone(), hint(&fault.text));
+                        if last.lock().replace(fault).is_none() {
+                            warn!(cause, "Redis cannot be reached; trying for {START_TIMEOUT:?}: {hint}");
                         }
                     }
                 }
                 tokio::time::sleep(START_RETRY).await;
             }
-        };
-        let findings = tokio::time::timeout(START_TIMEOUT, reached).await.unwrap_or_else(|_| {
-            Err(RedisStoreError::Unreachable(cause.unwrap_or_else(|| String::from("no answer"))))
-        })?;
-        self.report(findings);
-        Ok(())
+        });
+        loop {
+            let findings = tokio::time::timeout(START_TIMEOUT, &mut reached).await;
+            match (findings, last.lock().take()) {
+                (Ok(findings), _) => return findings.map(|findings| self.report(findings)),
+                (Err(_), Some(Fault { kind: FaultKind::Crowded, .. })) => {}
+                (Err(_), fault) => {
+                    let cause = fault.map_or_else(|| String::from("no answer"), |fault| fault.text);
+                    return Err(RedisStoreError::Unreachable(cause));
+                }
+            }
+        }
     }
 
     /// Repeats the checks every minute, because settings may change, and another server may become the primary. Never
@@ -109,6 +116,10 @@ impl StartupChecks {
                 Err(Fault { kind: FaultKind::Unfit, text }) => {
                     let last = self.known.lock().clone();
                     self.report(StoreReport { warnings: Findings::from([(text, Vec::new())]), ..last });
+                }
+                // Over TLS, a Redis without room ends the connection without a reason.
+                Err(Fault { kind: FaultKind::Disconnected, .. }) => {
+                    self.topology.has_room.send_replace(false);
                 }
                 // The connections of the rings already report an unreachable Redis.
                 Err(_) => {}
@@ -136,6 +147,7 @@ impl StartupChecks {
             servers.entry((name != first, name)).or_insert((server, 0)).1 += 1;
         }
         let (mut report, mut sidecars, mut has_room) = (StoreReport::default(), 1, true);
+        let mut of_first_ring = None;
         for ((_, name), (server, rings)) in servers {
             let mut connection = self.topology.connect(&server, "checks", Some(CHECK_TIMEOUT)).await?;
             let info = info(&mut connection).await?;
@@ -152,22 +164,29 @@ impl StartupChecks {
                         (BTreeMap::new(), 1)
                     });
             }
-            let connected: usize = info.get("connected_clients").unwrap_or_default();
+            // Replicas count for `maxclients` too. The connection of this check is among those that are missing.
+            let [connected, followers] =
+                ["connected_clients", "connected_slaves"].map(|name| info.get::<usize>(name).unwrap_or_default());
+            let connected = (connected + followers).saturating_sub(usize::from(self.is_first()));
             if let Some(warning) = room(&settings, rings, sidecars, connected + self.missing(rings)) {
                 has_room = false;
                 warnings.push(warning);
-                if self.is_first() {
-                    // The others then close their connections for hints, which this sidecar needs for requests.
-                    let mut hint = redis::cmd("XADD");
-                    hint.arg(&self.keys.news).arg("MAXLEN").arg(16).arg("*").arg(CROWDED).arg(1);
-                    let _ = hint.exec_async(&mut connection).await;
-                }
             }
             for warning in warnings {
                 report.warnings.entry(warning).or_default().push(name.clone());
             }
             let replicas = info.get("connected_slaves");
             report.servers.push(ServerReport { address: name, version, replicas, settings });
+            of_first_ring.get_or_insert(connection);
+        }
+        if !has_room
+            && self.is_first()
+            && let Some(mut connection) = of_first_ring
+        {
+            // The others then close their connections for hints, which this sidecar needs for requests.
+            let mut hint = redis::cmd("XADD");
+            hint.arg(&self.keys.news).arg("MAXLEN").arg(16).arg("*").arg(CROWDED).arg(1);
+            let _ = hint.exec_async(&mut connection).await;
         }
         self.topology.has_room.send_replace(has_room);
         Ok(report)

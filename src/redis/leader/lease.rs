@@ -1,7 +1,7 @@
 //! Implements the lease of a ring in Redis: a key with the token of the leader, and the time at which the lease ends.
 //! The sidecar that holds the lease leads the ring, that is, moves its pointer, the tick that expires next. Each
-//! election begins a new *epoch*, a number that only grows. [`Candidate`] decides when to poll the lease, and [`Leaderships`] distributes
-//! several rings over the sidecars.
+//! election begins a new *epoch*, a number that only grows. [`Candidate`] decides when to poll the lease, and
+//! [`Leaderships`] distributes several rings over the sidecars.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
