@@ -6,9 +6,9 @@ use std::path::Path;
 use super::settings::{MIN_CONNECTION_MEMORY, Settings, Values};
 use crate::process::cgroup::memory_limit;
 
-/// The memory of a message in flight, in bytes, if no message is acknowledged: 46 for its entry, and as many for a
-/// message that timed out before it and is remembered as `late`.
-const IN_FLIGHT_BYTES: u64 = 92;
+/// The most memory of a message in flight, in bytes, if no message is acknowledged: 46 for its entry, as many for one that
+/// timed out before it and is remembered as `late`, and the rest while the table changes its size.
+const IN_FLIGHT_BYTES: u64 = 125;
 
 /// The memory of a message in the outbox, in bytes.
 const OUTBOX_BYTES: u64 = 24;
@@ -16,8 +16,14 @@ const OUTBOX_BYTES: u64 = 24;
 /// The memory of an Ack that waits for Redis, in bytes.
 const HELD_ACK_BYTES: u64 = 134;
 
-/// The memory of an idle sidecar, with a reserve, in bytes.
-const PROCESS_BYTES: u64 = 16 * MEBIBYTE;
+/// The memory of an idle sidecar and of connections before their Hello, in bytes.
+const PROCESS_BYTES: u64 = 26 * MEBIBYTE;
+
+/// The further memory of connections that make a TLS handshake, in bytes.
+const TLS_BYTES: u64 = 30 * MEBIBYTE;
+
+/// The least limit of messages that a default becomes.
+const LEAST_MESSAGES: u64 = 10_000;
 
 const MEBIBYTE: u64 = 1_024 * 1_024;
 
@@ -32,10 +38,11 @@ impl Values {
     /// for messages in flight, or for Acks that wait for Redis.
     fn fit(&mut self, given: &Settings, memory: u64) -> (Vec<String>, Option<String>) {
         let least = MIN_CONNECTION_MEMORY as u64;
-        let (room, mebibytes) = (memory.saturating_sub(PROCESS_BYTES + least), memory / MEBIBYTE);
-        let (mut notes, mut limits, mut needed) = (Vec::new(), Vec::new(), PROCESS_BYTES);
+        let mut needed = PROCESS_BYTES + self.tls_cert.as_ref().map_or(0, |_| TLS_BYTES);
+        let (room, mebibytes) = (memory.saturating_sub(needed + least), memory / MEBIBYTE);
+        let (mut notes, mut limits) = (Vec::new(), Vec::new());
         let mut fit = |flag: &str, is_given: bool, value: &mut u64, bytes: u64, share: u64| {
-            let fitting = (share / bytes).max(1);
+            let fitting = (share / bytes).max(LEAST_MESSAGES);
             if !is_given && fitting < *value {
                 notes.push(format!(
                     "{flag} is {fitting} in place of {value}, because this process may use {mebibytes} MiB of memory"
@@ -83,7 +90,7 @@ mod tests {
 
     #[test]
     fn defaults_fit_whatever_the_limit_is() {
-        for mebibytes in [64, 100, 128, 256, 512, 1_024, 4_096] {
+        for mebibytes in [64, 100, 128, 256, 512, 1_024, 2_048, 4_096] {
             let ((in_flight, outbox, connections), notes, warning) = fitted(&Settings::default(), mebibytes);
             let needed = in_flight * IN_FLIGHT_BYTES + outbox * OUTBOX_BYTES + connections as u64 + PROCESS_BYTES;
             assert!(needed <= mebibytes * MEBIBYTE, "{needed} in {mebibytes} MiB");
@@ -92,11 +99,12 @@ mod tests {
             assert_eq!(notes.len(), is_lowered.into_iter().filter(|is| *is).count(), "{notes:?}");
         }
         let ((in_flight, ..), notes, _) = fitted(&Settings::default(), 100);
-        assert!((350_000..500_000).contains(&in_flight), "{in_flight}");
+        assert!((200_000..300_000).contains(&in_flight), "{in_flight}");
         let note =
             format!("--max-in-flight is {in_flight} in place of 4000000, because this process may use 100 MiB");
         assert!(notes.iter().any(|text| text.starts_with(&note)), "{notes:?}");
-        assert_eq!(fitted(&Settings::default(), 1_024).0, DEFAULTS);
+        assert_eq!(fitted(&Settings::default(), 2_048).0, DEFAULTS);
+        assert_eq!(fitted(&Settings::default(), 8).0.0, LEAST_MESSAGES);
         assert_eq!(fitted(&Settings::default(), u64::MAX / MEBIBYTE), (DEFAULTS, vec![], None));
     }
 
@@ -112,8 +120,8 @@ mod tests {
         {
             assert!(warning.contains(word), "{warning}");
         }
-        let fits = Settings { max_in_flight: Some(300_000), ..Settings::default() };
-        assert_eq!((fitted(&fits, 100).0.0, fitted(&fits, 100).2), (300_000, None));
+        let fits = Settings { max_in_flight: Some(200_000), ..Settings::default() };
+        assert_eq!((fitted(&fits, 100).0.0, fitted(&fits, 100).2), (200_000, None));
         for given in [
             Settings { outbox_max_ids: Some(DEFAULTS.1), ..Settings::default() },
             Settings { max_connection_memory: Some(DEFAULTS.2), ..Settings::default() },

@@ -154,7 +154,7 @@ settings! {
     /// Length of a tick, 10ms to 30s. With the default --slots and 1s, a message has 15 s [default: 1s]
     #[serde(with = "humantime_serde")]
     RING, tick: Duration, "ACKWHEEL_TICK", "DURATION", seconds(1);
-    /// Most messages in flight; more are refused. In memory one takes about 43 bytes. A container with less than 1 GiB of
+    /// Most messages in flight; more are refused. In memory one takes about 46 bytes. A container with less than 1 GiB of
     /// memory lowers this default, and those of --outbox-max-ids, --max-held-acks and --max-connection-memory
     /// [default: 4000000]
     RING, max_in_flight: u64, "ACKWHEEL_MAX_IN_FLIGHT", "MESSAGES", 4_000_000, 1..;
