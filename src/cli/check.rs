@@ -112,6 +112,8 @@ impl Check {
                 let text = format!("no login over RESP at {address}: {error}");
                 let reason = match error.code() {
                     Some("WRONGPASS" | "NOAUTH") => Some(Reason::Unauthorized),
+                    Some("LOADING") => Some(Reason::Starting),
+                    _ if text.contains("max number of clients") => Some(Reason::TooManyConnections),
                     code => code.and_then(|code| Reason::from_word(&code.to_lowercase())),
                 };
                 failed("resp", &text, reason.map_or(REMEDY, Reason::remedy))
@@ -176,10 +178,10 @@ fn failed(subject: &'static str, error: &str, remedy: &str) -> Finding {
 /// Returns the remedy for a failed connection. `text` is the text of the error.
 fn connection_remedy(error: &ClientError, text: &str) -> &'static str {
     match error {
+        ClientError::Refused(refused) => refused.reason().map_or("update this program", Reason::remedy),
         _ if text.contains("certificate") => {
             "renew the certificate, or correct --tls-ca and the client certificate"
         }
-        ClientError::Refused(refused) => refused.reason().map_or("update this program", Reason::remedy),
         ClientError::TokenFile(_) => "correct --token-file",
         _ => "is the sidecar running at --addr, and does --tls-ca match its --tls-cert?",
     }

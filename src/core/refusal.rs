@@ -70,7 +70,7 @@ reasons! {
     /// Server and client have no protocol version in common.
     UnsupportedVersion = 6, "unsupported_version", FINAL, "update the older one of client and sidecar";
     /// The token is missing or wrong.
-    Unauthorized = 7, "unauthorized", FINAL, "correct --token-file of the client: the sidecar does not have its token";
+    Unauthorized = 7, "unauthorized", FINAL, "correct --token-file of the client, or the list that lacks it: --token-file or --tls-client-names of the sidecar";
     /// The server has reached its limit of connections.
     TooManyConnections = 8, "too_many_connections", RETRYABLE, "share connections, or raise --max-connections";
     /// The peer sent nothing for two ping intervals.
@@ -179,7 +179,7 @@ impl Refusal {
     /// Returns the refusal of an add while the sidecar drains.
     #[cfg(feature = "sidecar")]
     pub(crate) fn draining() -> Refusal {
-        let text = "this sidecar is draining and takes no new messages: add them through another one";
+        let text = "this sidecar is draining and takes no new messages: add them later or, with Redis, at another sidecar";
         Refusal::new(Reason::Draining, text)
     }
 }
