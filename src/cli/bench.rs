@@ -20,8 +20,8 @@ const OTHER_FILES: u64 = 64;
 ///
 /// Adds --in-flight messages. Then, for --seconds, every connection adds new messages and deletes old ones, as fast as
 /// possible or at a --rate. At the end all messages are deleted. With --acked below 1, some messages time out, and a
-/// group of the bench receives them, while it asks ten times a tick when the tick ends (GetMsg). All other groups get
-/// the messages too, so measure a sidecar that has no other clients.
+/// group of the bench receives them, while it asks again and again whether the tick has ended (GetMsg). All other groups
+/// get the messages too, so measure a sidecar that has no other clients.
 ///
 /// Exit code 1 says that an answer was wrong, or that a message is missing.
 #[derive(Args, Debug)]

@@ -13,7 +13,7 @@ use crate::core::{Reason, Refusal};
 /// later than two intervals.
 const PONG_FRACTION: u32 = 64;
 
-/// How long the timer of a connection without Pings runs while nothing waits to be written.
+/// How long the timer of a connection without Pings runs while nothing is expected of its peer.
 const NO_PINGS: Duration = Duration::from_secs(3_600);
 
 /// The action that is due for a connection.
@@ -57,10 +57,10 @@ impl KeepAlive {
         }
     }
 
-    /// Creates the times of a connection whose peer may be silent, and must only read what is sent to it within
-    /// `read_timeout`.
-    pub(super) fn without_pings(now: Instant, read_timeout: Duration) -> KeepAlive {
-        KeepAlive { pings: false, ..KeepAlive::new(now, read_timeout / 2) }
+    /// Creates the times of a connection whose peer may be silent between its commands. It must read what is sent to it,
+    /// and send the rest of a command, within `timeout`.
+    pub(super) fn without_pings(now: Instant, timeout: Duration) -> KeepAlive {
+        KeepAlive { pings: false, ..KeepAlive::new(now, timeout / 2) }
     }
 
     /// Records that the peer sent bytes, or that the session does not read at present. Both restart the timeout of a

@@ -93,7 +93,7 @@ impl Connection {
         let name = arguments.get(0).unwrap_or_default().to_ascii_uppercase();
         match (&name[..], arguments.count()) {
             (_, TOO_MANY..) if Usage::find(&name).is_none() => {
-                reply::error(out, "ERR too many arguments: at most 64 are accepted here");
+                reply::error(out, "ERR too many arguments: at most 63 are accepted here");
             }
             (b"PING", 1) => reply::simple(out, "PONG"),
             (b"PING" | b"ECHO", 2) => reply::bulk(out, arguments.get(1).unwrap_or_default()),

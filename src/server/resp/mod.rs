@@ -46,7 +46,7 @@ use crate::protocol::resp::parser::{Limits, Parser, ProtocolError};
 /// A refused transaction ends once no byte has arrived for so long.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// How long a peer may leave replies unread.
+/// How long a peer may leave replies unread, or half a command without its rest.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
 // A connection that is not admitted reads no more than this.
@@ -211,7 +211,7 @@ impl Session<Resp> {
         self.reply(|out| reply::refusal(out, refusal));
     }
 
-    /// Queues an AW.TAKE, AW.ACK, AW.NACK or RESET. [`ClientProtocol::resume`] begins it.
+    /// Queues an AW.TAKE, AW.ACK, AW.NACK or RESET. `ClientProtocol::resume` begins it.
     fn push_delivery(&mut self, command: QueuedCommand) {
         let number = self.protocol.replies.wait();
         self.pending.begin(Weight::Queued(command.batches()));

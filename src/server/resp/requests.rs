@@ -50,7 +50,7 @@ impl Session<Resp> {
         BATCH.set(Some(batch));
         input.advance(begin);
         self.protocol.is_paused = !input.is_empty() && !self.has_room_for_replies();
-        self.keep_alive.expect_rest(!input.is_empty() && !self.protocol.is_paused);
+        self.keep_alive.expect_rest(self.is_listening() && !input.is_empty() && !self.protocol.is_paused);
         self.stream.return_input(input);
     }
 
