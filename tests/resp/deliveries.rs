@@ -3,7 +3,9 @@
 use std::io::Read;
 use std::time::{Duration, Instant};
 
+use super::memory::charged;
 use crate::support::resp::{Reply, Resp, Taken, line, start};
+use crate::support::sidecar::Sidecar;
 use crate::support::wait_until;
 
 /// Flags with which messages time out after a tenth of a second.
@@ -169,30 +171,70 @@ fn batches_are_kept_whatever_follows_in_the_pipeline() {
     }
 }
 
+/// Flags with which half of the queue of replies is far more than the sockets hold.
+const LONG_QUEUE: [&str; 6] = ["--tick", "100ms", "--slots", "600", "--max-queued-bytes", "67108864"];
+
+/// Returns a connection whose replies to these commands wait behind others that the sockets do not take.
+fn stuck(sidecar: &Sidecar, commands: &[&str]) -> Resp {
+    let mut stuck = Resp::to(sidecar);
+    // The memory of the queue doubles when it is full. Commands about batches begin below half of 64 MiB.
+    while charged(sidecar) < 24_000_000 {
+        stuck.send(&b"COMMAND DOCS\r\n".repeat(200));
+    }
+    let held = sidecar.group("default").map_or(0, |group| group.unacked_batches);
+    for command in commands {
+        stuck.send(&line(command));
+    }
+    wait_until("a batch is taken", || sidecar.group("default").is_some_and(|group| group.unacked_batches > held));
+    stuck
+}
+
+/// Adds messages that time out in a batch each.
+fn add_batches(sidecar: &Sidecar, client: &mut Resp, batches: u64) {
+    for id in 0..batches {
+        client.ask(&format!("AW.ADD TIMEOUT {} {id}", id + 1));
+    }
+    wait_until("all are in batches", || {
+        sidecar.group("default").is_some_and(|group| group.outbox_batches == batches)
+    });
+}
+
 #[test]
 fn a_batch_whose_reply_was_not_written_is_not_kept() {
-    let sidecar = start(&["--tick", "100ms", "--slots", "600"]);
+    let sidecar = start(&LONG_QUEUE);
     let mut other = Resp::to(&sidecar);
-    other.ask("AW.ADD TIMEOUT 1 1");
-    wait_until("it is in a batch", || sidecar.group("default").is_some_and(|group| group.outbox_batches == 1));
-    let mut unread = Resp::to(&sidecar);
-    // The sockets take no more of the replies to these, of which some wait in the sidecar.
-    let queued = || {
-        let limits = sidecar.status().limits;
-        limits.iter().find(|limit| limit.name == "--max-connection-memory").map_or(0, |limit| limit.used)
-    };
-    while queued() < 1_700_000 {
-        unread.send(&b"COMMAND DOCS\r\n".repeat(50));
+    add_batches(&sidecar, &mut other, 1);
+    let mut unread = stuck(&sidecar, &["AW.TAKE default KEEP"]);
+    // The sidecar writes something, but nothing of the last reply.
+    let sent = || sidecar.metrics().find("ackwheel_sent_bytes_total{listener=\"resp\"}");
+    let before = sent();
+    while sent() == before {
+        unread.stream.read_exact(&mut vec![0; 50_000]).unwrap();
     }
-    unread.send(&line("AW.TAKE default KEEP"));
-    wait_until("it is taken", || sidecar.group("default").is_some_and(|group| group.unacked_batches == 1));
-    // The sidecar can write something, but nothing of the last reply.
-    let before = queued();
-    unread.stream.read_exact(&mut vec![0; 100_000]).unwrap();
-    wait_until("it has written something", || queued() < before);
     drop(unread);
-    let again = take(&mut other, "");
-    assert_eq!(again.delivery, 2);
+    assert_eq!(take(&mut other, "").delivery, 2);
+}
+
+#[test]
+fn batches_are_kept_one_after_another_however_long_their_replies_wait() {
+    let sidecar = start(&LONG_QUEUE);
+    let mut other = Resp::to(&sidecar);
+    add_batches(&sidecar, &mut other, 2);
+    let mut slow = stuck(&sidecar, &["AW.TAKE default KEEP", "AW.TAKE default KEEP", "PING"]);
+    let mut kept = Vec::new();
+    loop {
+        match slow.receive() {
+            Reply::Simple(_) => break,
+            Reply::Array(replies) if replies.first().is_some_and(|reply| matches!(reply, Reply::Array(_))) => {
+                kept.push(replies[0].array()[0].text().to_owned());
+            }
+            _ => {}
+        }
+    }
+    drop(slow);
+    wait_until("its connection has ended", || sidecar.status().listeners[2].connections == 1);
+    assert_eq!(other.ask("AW.TAKE default COUNT 16"), Reply::Array(Vec::new()), "none went back");
+    assert_eq!(other.ask(&format!("AW.ACK default {}", kept.join(" "))), Reply::Integer(2));
 }
 
 #[test]
