@@ -33,6 +33,10 @@ fn a_token_that_is_withdrawn_or_has_other_rights_ends_its_connections() {
     idle.ask(&frames::add(&[1], 1, 1)).added();
     let mut subscriber = subscriber;
     subscriber.batch();
+    taker.receive();
+    let mut waits = in_resp(gone);
+    waits.send(&line("AW.TAKE other BLOCK 0"));
+    wait_until("it waits", || sidecar.group("other").is_some_and(|group| group.subscribers == 2));
 
     fs::write(&file, format!("{others}changed:0123456789abcdef-changed produce,consume\n")).unwrap();
     for connection in [&mut idle, &mut subscriber, &mut changed] {
@@ -45,10 +49,12 @@ fn a_token_that_is_withdrawn_or_has_other_rights_ends_its_connections() {
         let rest = String::from_utf8(client.rest()).unwrap();
         assert!(rest.contains("-ACCESS_CHANGED not applied: "), "{rest}");
     }
+    // This connection waits for a reply, and takes the refusal for it.
+    waits.receive().assert_error("ACCESS_CHANGED outcome unknown: ");
     assert_eq!(old.ask("PING").text(), "PONG");
     let expected = [("changed", 0), ("stays", 1)].map(|(name, count)| (String::from(name), count));
     wait_until("they take no place", || connections(&sidecar) == expected && sidecar.metrics().connections() == 1);
-    assert_eq!(sidecar.metrics().refusals("access_changed"), 5);
+    assert_eq!(sidecar.metrics().refusals("access_changed"), 6);
     greet(&sidecar, gone).1.assert_error(7, 0);
     let batch = admitted(&sidecar, NEW).subscribed("default").batch();
     assert_eq!((batch.ids(), batch.delivery), (vec![1], 2), "its batch went back");
