@@ -31,7 +31,8 @@ fn a_full_redis_that_evicts_keys_with_a_ttl_stops_no_wheel() {
         assert_eq!(meta(&redis, "epoch"), epoch, "{policy}: one leader moves it all the time");
         assert_eq!(redis.info_number("stats", "evicted_keys"), 0, "{policy}");
         for key in redis.command::<Vec<String>>(&["KEYS", "*"]) {
-            assert_eq!(redis.command::<i64>(&["PTTL", &key]), -1, "{key} could be evicted");
+            // -1 without a TTL, -2 if the key is gone meanwhile.
+            assert!(redis.command::<i64>(&["PTTL", &key]) < 0, "{key} could be evicted");
         }
     }
 }
