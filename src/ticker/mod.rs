@@ -45,9 +45,9 @@ pub struct Ticker {
     role: Role,
     /// The epoch in which this sidecar led last.
     last_epoch: Option<u64>,
-    /// When this sidecar may stand for election again if it loses the lease: when the first renewal after its election
-    /// was due. A lease that is lost so soon may be lost again after each election, and elections stop the pointer.
-    stands_again_at: Option<Instant>,
+    /// When this sidecar may be a candidate again if it loses the lease: when the first renewal after its election was
+    /// due. A lease that is lost so soon may be lost again after each election, and elections stop the pointer.
+    candidate_again_at: Option<Instant>,
     /// When to maintain the lease again; `None` if no other sidecar can lead.
     next_lease_call: Option<Instant>,
     /// When to call `Ring::advance` next.
@@ -112,7 +112,7 @@ impl Ticker {
             vacancy,
             role: Role::Unknown,
             last_epoch: None,
-            stands_again_at: None,
+            candidate_again_at: None,
             next_lease_call: Some(now),
             next_advance: now,
             resume_at: now,

@@ -110,7 +110,7 @@ impl Ticker {
                     self.reports.metrics.leader_changes.inc();
                     self.expiring = true;
                     self.next_advance = now;
-                    self.stands_again_at = renew_at;
+                    self.candidate_again_at = renew_at;
                 } else if self.role == Role::Follower {
                     // The ring says that this sidecar does not lead, but the lease says that it does. The lease is
                     // maintained again after a pause.
@@ -139,7 +139,7 @@ impl Ticker {
     fn follow(&mut self) {
         self.role = Role::Follower;
         let now = self.clock.now();
-        self.next_lease_call = Some(self.stands_again_at.map_or(now, |at| at.max(now)));
+        self.next_lease_call = Some(self.candidate_again_at.map_or(now, |at| at.max(now)));
     }
 
     async fn advance(&mut self) -> Result<(), Refusal> {
