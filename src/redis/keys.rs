@@ -22,7 +22,7 @@
 //! | `sidecars` | hash | sidecar → number of its last heartbeat, then each group that has a subscriber at the sidecar |
 //! | `departed` | sorted set | dead sidecar with a kept `link:` key; its score is the tick at which it was found dead |
 //! | `link:<sidecar>` | hash | number of its connection; number and answer of its last requests; last outbox trim |
-//! | `news` | stream | about the last 16 hints that wake sidecars: `published`, `returned`, `vacant`, `handed`, `crowded` |
+//! | `news` | stream | about the last 16 hints that wake sidecars: `published`, `returned`, `vacant`, `handed`, `maxclients` |
 //! | `versions` | hash | of ring 0 only: sidecar → its version, and the Unix time of its last check of Redis |
 //!
 //! # Tick sets

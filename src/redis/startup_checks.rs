@@ -13,7 +13,7 @@ use tracing::{debug, warn};
 use crate::clock::Clock;
 use crate::core::{ServerReport, StoreReport};
 use crate::redis::connection::errors::{Fault, FaultKind};
-use crate::redis::connection::hints::CROWDED;
+use crate::redis::connection::hints::MAX_CLIENTS;
 use crate::redis::keys::Keys;
 use crate::redis::options::{CHECK_TIMEOUT, START_TIMEOUT};
 use crate::redis::server_settings::{
@@ -91,7 +91,7 @@ impl StartupChecks {
             let findings = tokio::time::timeout(START_TIMEOUT, &mut reached).await;
             match (findings, last.lock().take()) {
                 (Ok(findings), _) => return findings.map(|findings| self.report(findings)),
-                (Err(_), Some(Fault { kind: FaultKind::Crowded, .. })) => {}
+                (Err(_), Some(Fault { kind: FaultKind::MaxClients, .. })) => {}
                 (Err(_), fault) => {
                     let cause = fault.map_or_else(|| String::from("no answer"), |fault| fault.text);
                     return Err(RedisStoreError::Unreachable(cause));
@@ -185,7 +185,7 @@ impl StartupChecks {
         {
             // The others then close their connections for hints, which this sidecar needs for requests.
             let mut hint = redis::cmd("XADD");
-            hint.arg(&self.keys.news).arg("MAXLEN").arg(16).arg("*").arg(CROWDED).arg(1);
+            hint.arg(&self.keys.news).arg("MAXLEN").arg(16).arg("*").arg(MAX_CLIENTS).arg(1);
             let _ = hint.exec_async(&mut connection).await;
         }
         self.topology.has_room.send_replace(has_room);

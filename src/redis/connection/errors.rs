@@ -59,7 +59,7 @@ fault_kinds! {
     /// The script refused this connection: the sidecar has registered a newer connection, or the ring no longer exists.
     Stale => ("stale", true, true),
     /// Redis has as many connections as it allows.
-    Crowded => ("disconnected", true, true),
+    MaxClients => ("disconnected", true, true),
     /// The command was not sent, because the sidecar has no connection to Redis.
     Unreachable => ("other", false, true),
     /// The Redis user or the password is wrong, or the user is not allowed to run the command.
@@ -76,8 +76,8 @@ fault_kinds! {
 impl FaultKind {
     /// Returns whether such a fault usually ends soon, without action of an operator.
     pub(super) fn passes(self) -> bool {
-        use FaultKind::{Busy, Crowded, Disconnected, Loading, Timeout};
-        matches!(self, Timeout | Disconnected | Loading | Busy | Crowded)
+        use FaultKind::{Busy, Disconnected, Loading, MaxClients, Timeout};
+        matches!(self, Timeout | Disconnected | Loading | Busy | MaxClients)
     }
 }
 
@@ -130,7 +130,7 @@ impl From<RedisError> for Fault {
         let kind = match error.code() {
             _ if error.is_timeout() => FaultKind::Timeout,
             _ if is_denied(&error) => FaultKind::Denied,
-            _ if error.to_string().contains(NO_ROOM) => FaultKind::Crowded,
+            _ if error.to_string().contains(NO_ROOM) => FaultKind::MaxClients,
             _ if error.is_io_error() || error.is_connection_dropped() => FaultKind::Disconnected,
             _ if error.kind() == ErrorKind::AuthenticationFailed => FaultKind::Forbidden,
             Some("NOAUTH" | "NOPERM" | "WRONGPASS") => FaultKind::Forbidden,

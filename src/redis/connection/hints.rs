@@ -30,7 +30,7 @@ const GRACE: Duration = Duration::from_secs(3);
 const RETRY: Duration = Duration::from_millis(200);
 
 /// The field of a hint that Redis has no room for the connections of all sidecars.
-pub(crate) const CROWDED: &str = "crowded";
+pub(crate) const MAX_CLIENTS: &str = "maxclients";
 
 /// Listens for hints of one ring. `links` are the links of all rings. Never ends.
 pub(crate) async fn listen(
@@ -77,7 +77,7 @@ async fn read(found: &Found, link: &Link, outbox: &RedisOutbox, lease: &RedisLea
         for entry in reply.into_iter().flat_map(|reply| reply.keys).flat_map(|key| key.ids) {
             if entry.map.contains_key("vacant") {
                 lease.notify();
-            } else if entry.map.contains_key(CROWDED) {
+            } else if entry.map.contains_key(MAX_CLIENTS) {
                 link.topology.has_room.send_replace(false);
             } else if let Some(successor) = entry.get::<String>("handed") {
                 // The leader handed the ring over to one candidate. Only that candidate polls the lease at once. The

@@ -61,7 +61,7 @@ impl Sessions {
             };
             let ends_by_itself = fault.kind.passes() || topology.finds_again(fault.kind);
             let is_over = clock.now().saturating_duration_since(begun) >= START_TIMEOUT;
-            if !ends_by_itself || (is_over && fault.kind != FaultKind::Crowded) {
+            if !ends_by_itself || (is_over && fault.kind != FaultKind::MaxClients) {
                 return Err(fault);
             }
             if !std::mem::replace(&mut is_logged, true) {

@@ -108,7 +108,7 @@ impl Topology {
         response_timeout: Option<Duration>,
     ) -> Result<RedisConnection, Fault> {
         let connected = found.connect(purpose, response_timeout).await.map_err(Fault::from);
-        if connected.as_ref().is_err_and(|fault| fault.kind == FaultKind::Crowded) {
+        if connected.as_ref().is_err_and(|fault| fault.kind == FaultKind::MaxClients) {
             self.has_room.send_replace(false);
         }
         connected
