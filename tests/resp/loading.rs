@@ -1,13 +1,14 @@
 //! A sidecar whose store is being opened: commands are answered with LOADING, on which client libraries wait.
 
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
+use crate::support::certificates::Files;
 use crate::support::process::{Log, Process};
 use crate::support::redis::{self, Redis};
 use crate::support::resp::{Reply, Resp, line};
-use crate::support::sidecar;
+use crate::support::{sidecar, tls};
 
 /// Starts a sidecar whose Redis is stopped. Returns once it listens.
 fn start_on(redis: &Redis, flags: &[&str]) -> (Process, Log, SocketAddr) {
@@ -58,6 +59,22 @@ fn a_connection_waits_on_loading_and_is_served_once_the_store_is_open() {
     assert!(client.ask("INFO").text().contains("\r\nloading:0\r\n"));
     assert_eq!(client.ask(&many).array()[0], Reply::Integer(2_000));
     assert_eq!(transaction.ask("AW.DEL 9999 1").texts(), ["unknown", "acked"]);
+}
+
+#[test]
+fn over_tls_a_waiting_client_may_send_as_much_as_an_admitted_one() {
+    let (redis, (files, trusted)) = (Redis::start(), Files::vouched_for());
+    let (_process, log, resp) = start_on(&redis, &files.flags());
+    let mut client = Resp::over(tls::connect(&trusted, TcpStream::connect(resp).unwrap()));
+    let ids: Vec<String> = (10_000..12_000).map(|id| id.to_string()).collect();
+    let many = format!("AW.ADD {}", ids.join(" "));
+    // 88 KB, of which a stranger may send 24.
+    for _ in 0..4 {
+        client.ask(&many).assert_error("LOADING ");
+    }
+    redis.go_on();
+    log.line(": listening ").expect("the store is open");
+    assert_eq!(client.ask(&many).array()[0], Reply::Integer(2_000));
 }
 
 #[test]

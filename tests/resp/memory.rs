@@ -109,6 +109,20 @@ fn statuses_that_nobody_reads_are_charged() {
 }
 
 #[test]
+fn a_waiting_take_is_charged_with_what_it_takes() {
+    let sidecar = start(&["--threads", "1", "--slots", "600"]);
+    drop(attack(&sidecar, &line("PING"), 1));
+    let (resident_before, charged_before) = (resident(&sidecar), charged(&sidecar));
+    let takes: Vec<TcpStream> = (0..800).map(|_| attack(&sidecar, &line("AW.TAKE default BLOCK 0"), 1)).collect();
+    wait_until("all wait", || sidecar.group("default").is_some_and(|group| group.subscribers == 800));
+    let (grown, charged) =
+        (resident(&sidecar).saturating_sub(resident_before), charged(&sidecar) - charged_before);
+    assert!(charged >= 800 * 14_800, "{charged}");
+    assert!(grown <= charged + 4 * MEGABYTE, "{grown} bytes more, and {charged} are charged");
+    drop(takes);
+}
+
+#[test]
 fn long_replies_to_short_commands_are_charged() {
     assert_charged(4, &b"COMMAND DOCS\r\n".repeat(2_000), 32, 10 * MEGABYTE);
 }

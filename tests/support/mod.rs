@@ -30,6 +30,7 @@ pub mod settings;
 pub mod sidecar;
 pub mod single_request;
 pub mod skipped;
+pub mod tls;
 pub mod traffic;
 pub mod watch;
 
