@@ -10,11 +10,11 @@
 //! waits.
 
 mod accept;
+mod client_protocol;
 mod command_info;
 mod connection;
 mod deliveries;
 mod greeting;
-mod protocol;
 mod replies;
 mod reply;
 mod requests;
