@@ -1,4 +1,5 @@
 // Runs commands of the scenario with ioredis, iovalkey or node-redis: `adapter.js MODULE PORT PASSWORD`.
+const shown = require('./shown')
 const [name, port, password] = [process.argv[2], Number(process.argv[3]), process.argv[4] || undefined]
 const module_ = require(name)
 const clients = new Map()
@@ -19,9 +20,6 @@ async function client(number) {
   }
   return clients.get(number)
 }
-
-const shown = (reply) =>
-  Array.isArray(reply) ? '[' + reply.map(shown).join(',') + ']' : typeof reply === 'string' ? `"${reply}"` : String(reply)
 
 async function run(number, words) {
   const call = await client(number)

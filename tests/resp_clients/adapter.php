@@ -1,5 +1,6 @@
 <?php
 // Runs commands of the scenario with phpredis or predis: `adapter.php LIBRARY PORT PASSWORD`.
+require __DIR__ . '/shown.php';
 [, $library, $port, $password] = $argv;
 $clients = [];
 
@@ -35,13 +36,6 @@ function client(string $number) {
         }
     }
     return $clients[$number];
-}
-
-function shown($reply): string {
-    if (is_array($reply)) {
-        return '[' . implode(',', array_map('shown', $reply)) . ']';
-    }
-    return is_int($reply) ? (string) $reply : '"' . $reply . '"';
 }
 
 while (($line = fgets(STDIN)) !== false) {

@@ -2,6 +2,8 @@
 import importlib
 import sys
 
+from shown import shown
+
 module = importlib.import_module(sys.argv[1])
 port, password = int(sys.argv[2]), sys.argv[3] or None
 clients = {}
@@ -11,14 +13,6 @@ def client(number):
     if number not in clients:
         clients[number] = module.Redis(port=port, password=password, decode_responses=True, socket_timeout=None)
     return clients[number]
-
-
-def shown(reply):
-    if isinstance(reply, int):
-        return str(reply)
-    if isinstance(reply, list):
-        return "[" + ",".join(map(shown, reply)) + "]"
-    return '"%s"' % reply
 
 
 for line in sys.stdin:

@@ -1,4 +1,5 @@
 // Runs each command over a connection that is borrowed from a pool of generic-pool: `pool.js MODULE PORT PASSWORD`.
+const shown = require('./shown')
 const [name, port, password] = [process.argv[2], Number(process.argv[3]), process.argv[4] || undefined]
 const library = require(name)
 const isIoredis = name === 'ioredis'
@@ -16,9 +17,6 @@ const pool = require('generic-pool').createPool(
   },
   { max: 4, testOnBorrow: true },
 )
-
-const shown = (reply) =>
-  Array.isArray(reply) ? '[' + reply.map(shown).join(',') + ']' : typeof reply === 'string' ? `"${reply}"` : String(reply)
 
 async function run(words) {
   try {

@@ -1,11 +1,8 @@
 <?php
 // Runs each command over a persistent connection of phpredis, as one request after the other does:
 // `pool.php phpredis PORT PASSWORD`.
+require __DIR__ . '/shown.php';
 [, , $port, $password] = $argv;
-
-function shown($reply): string {
-    return is_array($reply) ? '[' . implode(',', array_map('shown', $reply)) . ']' : json_encode($reply);
-}
 
 while (($line = fgets(STDIN)) !== false) {
     $words = array_slice(explode("\t", rtrim($line, "\n")), 1);

@@ -2,6 +2,7 @@
 import sys
 
 import redis
+from shown import shown
 
 pool = getattr(redis, sys.argv[1])(
     port=int(sys.argv[2]),
@@ -10,14 +11,6 @@ pool = getattr(redis, sys.argv[1])(
     # Each check-out after this time is preceded by a PING.
     health_check_interval=0.001,
 )
-
-
-def shown(reply):
-    if isinstance(reply, int):
-        return str(reply)
-    if isinstance(reply, list):
-        return "[" + ",".join(map(shown, reply)) + "]"
-    return '"%s"' % reply
 
 
 for line in sys.stdin:

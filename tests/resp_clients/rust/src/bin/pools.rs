@@ -6,15 +6,7 @@ use std::process::exit;
 
 use bb8_redis::RedisConnectionManager;
 use redis::{Cmd, RedisResult, Value, cmd};
-
-fn shown(value: &Value) -> String {
-    match value {
-        Value::Int(number) => number.to_string(),
-        Value::BulkString(text) => format!("{:?}", String::from_utf8_lossy(text)),
-        Value::Array(elements) => format!("[{}]", elements.iter().map(shown).collect::<Vec<_>>().join(",")),
-        other => format!("{other:?}"),
-    }
-}
+use resp_clients::shown;
 
 enum Pool {
     Deadpool(deadpool_redis::Pool),

@@ -5,15 +5,7 @@ use std::env::args;
 use std::io::stdin;
 
 use redis::{Connection, Value, cmd};
-
-fn shown(value: &Value) -> String {
-    match value {
-        Value::Int(number) => number.to_string(),
-        Value::BulkString(text) => format!("{:?}", String::from_utf8_lossy(text)),
-        Value::Array(elements) => format!("[{}]", elements.iter().map(shown).collect::<Vec<_>>().join(",")),
-        other => format!("{other:?}"),
-    }
-}
+use resp_clients::shown;
 
 fn main() {
     let (port, password) = (args().nth(1).unwrap(), args().nth(2).unwrap());
