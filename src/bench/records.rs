@@ -81,8 +81,8 @@ impl Run {
 /// it holds the time at which the last request was sent that got this deadline.
 ///
 /// All messages of a load have the same ack timeout of k ticks. So a request that got the deadline d reached the server
-/// in tick d - k. This tick cannot have ended before the request was sent. A later time before which the tick cannot
-/// have ended, according to the server, is recorded in the same way.
+/// in tick d - k. This tick cannot have ended before the request was sent. Answers to GetMsg
+/// are recorded in the same way: they give a later time at which the tick has not ended yet.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TickTimes {
     /// Pairs of deadline and sending time, in the order of the answers. A deadline appears again if answers with

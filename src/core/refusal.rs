@@ -60,7 +60,7 @@ reasons! {
     /// The bytes are not a frame: the stated length is shorter than a frame head.
     MalformedFrame = 1, "malformed_frame", FINAL, NO_CLIENT;
     /// The frame is longer than the server accepts.
-    FrameTooLarge = 2, "frame_too_large", FINAL, NO_CLIENT;
+    FrameTooLarge = 2, "frame_too_large", FINAL, "split the requests of the client, or raise --max-frame-length";
     /// The first frame was not Hello.
     HelloExpected = 3, "hello_expected", FINAL, NO_CLIENT;
     /// No Hello arrived in time.
@@ -70,11 +70,12 @@ reasons! {
     /// Server and client have no protocol version in common.
     UnsupportedVersion = 6, "unsupported_version", FINAL, "update the older one of client and sidecar";
     /// The token is missing or wrong.
-    Unauthorized = 7, "unauthorized", FINAL, "correct --token-file of the client, or the list that lacks it: --token-file or --tls-client-names of the sidecar";
+    Unauthorized = 7, "unauthorized", FINAL,
+        "correct --token-file of the client, or --token-file and --tls-client-names of the sidecar";
     /// The server has reached its limit of connections.
     TooManyConnections = 8, "too_many_connections", RETRYABLE, "share connections, or raise --max-connections";
     /// The peer sent nothing for two ping intervals.
-    PeerSilent = 9, "silent", RETRYABLE, "look for clients that were frozen or unreachable, or answer no Pings";
+    PeerSilent = 9, "silent", RETRYABLE, "look for clients that are frozen, answer no Pings, or send half a command";
     /// The peer did not read what was sent to it.
     SlowReader = 10, "slow_reader", RETRYABLE, "let clients read while they send, or ask for less credit";
     /// The TLS handshake failed or took too long.

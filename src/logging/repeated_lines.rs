@@ -23,8 +23,8 @@ pub const WINDOW: Duration = Duration::from_secs(10);
 /// The maximum number of lines of a call site within [`WINDOW`]: enough for a line about each ring or each group.
 pub const MAX_LINES: usize = 100;
 
-/// How many lines of its budget a call site gets back after each [`WINDOW`]. So a client that causes lines all day, with
-/// texts of its choice, fills no disk.
+/// The number of lines by which the budget of a call site grows after each [`WINDOW`]. So a client that causes lines all
+/// day, with texts of its choice, fills no disk.
 const REFILL: u64 = 10;
 
 /// The maximum number of equal lines of a call site within [`WINDOW`]. It is 3, so that a fault that begins three times
@@ -390,7 +390,7 @@ mod tests {
             })
             .sum();
         assert_eq!(written, 86_400, "in a day");
-        // A pause gives back no more than the budget.
+        // After a pause, no more than the whole budget is there.
         assert_eq!(write(&mut budget, now + WINDOW * 5), 50);
         assert_eq!(write(&mut budget, now + WINDOW * 10_000), MAX_LINES);
     }

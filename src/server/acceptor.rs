@@ -73,7 +73,7 @@ pub(super) struct Acceptor {
     /// Counts the connections whose last answers are not written yet. Each such connection holds a token of this
     /// tracker.
     pub(super) unanswered: TaskTracker,
-    /// The file of the Unix socket, until the server stops to accept connections.
+    /// The file of the Unix socket, until the server stops accepting connections.
     pub(super) socket_file: Arc<Mutex<Option<SocketFile>>>,
 }
 

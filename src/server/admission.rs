@@ -25,7 +25,8 @@ const MAX_UNAUTHENTICATED: [usize; 3] = [512, 64, 512];
 /// The number of files that unauthenticated connections may need.
 pub const UNAUTHENTICATED_FILES: usize = MAX_UNAUTHENTICATED[0] + MAX_UNAUTHENTICATED[1] + MAX_UNAUTHENTICATED[2];
 
-/// The number of bytes that all unauthenticated connections may have together. With the limits of each, they have less.
+/// The number of bytes that all unauthenticated connections may have together. The limits of each let them have less,
+/// except those with the right token that wait for the store.
 pub const MAX_UNAUTHENTICATED_MEMORY: usize = 40 * 1_024 * 1_024;
 
 /// Returns the status of the sidecar as JSON.
@@ -68,7 +69,8 @@ pub(super) struct Connections {
 }
 
 impl Admission {
-    /// Creates the parts. Until [`Admission::open`], every Hello is refused with `starting`.
+    /// Creates the parts. Until [`Admission::open`], every Hello is refused with `starting`, and clients of the RESP protocol
+    /// wait.
     pub fn new(
         options: ServerOptions,
         access: Access,

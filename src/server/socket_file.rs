@@ -49,8 +49,8 @@ impl SocketFile {
         Ok((SocketFile { path: path.to_owned(), identity: identity(path)? }, listener))
     }
 
-    /// Waits until the file is gone, as a job that cleans its folder removes it. Then listens again. Never resolves without
-    /// a file.
+    /// Waits until the file is removed, for example by a job that cleans its folder. Then listens again. Never resolves
+    /// without a file.
     pub(super) async fn listen_again(file: &Mutex<Option<SocketFile>>) -> UnixListener {
         loop {
             sleep(CHECK_INTERVAL).await;

@@ -33,7 +33,7 @@ struct ToKeep {
     batches: Vec<BatchId>,
     /// The number of the reply.
     number: u64,
-    /// Where the reply ends in the stream of output, once it is queued there.
+    /// The position in the stream of output at which the reply ends. `None` until the reply is queued there.
     end: Option<u64>,
 }
 
