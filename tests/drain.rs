@@ -225,7 +225,7 @@ fn a_sidecar_that_still_waits_for_its_store_ends_at_once() {
     for signal in [Signal::TERM, Signal::INT] {
         let mut process = Process::spawn(&mut serve(&["--store", &store]));
         let log = Log::of(process.stderr());
-        log.line("trying for").expect("it waits");
+        log.line("trying again").expect("it waits");
         let begun = Instant::now();
         process.signal(signal);
         assert_eq!(process.exit().code(), Some(0), "{}", log.text());

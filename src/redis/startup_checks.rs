@@ -80,7 +80,7 @@ impl StartupChecks {
                     Err(fault) => {
                         let (cause, hint) = (fault.text.clone(), hint(&fault.text));
                         if last.lock().replace(fault).is_none() {
-                            warn!(cause, "Redis cannot be reached; trying for {START_TIMEOUT:?}: {hint}");
+                            warn!(cause, "Redis cannot be reached; trying again: {hint}");
                         }
                     }
                 }

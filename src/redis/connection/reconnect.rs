@@ -65,7 +65,7 @@ impl Sessions {
                 return Err(fault);
             }
             if !std::mem::replace(&mut is_logged, true) {
-                warn!(cause = fault.text, "Redis does not serve yet; trying for {START_TIMEOUT:?}");
+                warn!(cause = fault.text, "Redis does not serve yet; trying again");
             }
             sleep(RETRY).await;
         }
